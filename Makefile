@@ -1,0 +1,51 @@
+# `make` lists what there is. Everything runs in .venv, which the first target makes and later ones reuse.
+# PYTHON     which interpreter makes .venv (3.11 or newer)
+# PIP_EXTRA  more arguments for pip, e.g. an index with CPU builds of torch; PyPI's Linux build is several GB
+# PY         an interpreter that has everything already; skips .venv
+PYTHON ?= python3
+PIP_EXTRA ?=
+PY ?= .venv/bin/python
+READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format test-gpu bench-gpu clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: $(READY) ## make a small trace, replay it with three policies, and check every loaded byte
+	@$(PY) examples/demo.py
+
+test: $(READY) ## run the tests; with a GPU, also those that need one
+	$(PY) -m pytest -q
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(MAKE) --no-print-directory test-gpu; fi
+
+lint: $(READY) ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(READY) ## let ruff format and sort
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+test-gpu: $(READY) ## run the tests that need a CUDA device (a process of their own: they compile the kernels)
+	$(PY) -m pytest -q -m gpu
+
+bench-gpu: $(READY) ## measure on this GPU and write benchmarks/results/
+	$(PY) -m benchmarks.bench_direct
+	$(PY) -m benchmarks.bench_decide
+
+clean: ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# Touched last, so that an interrupted installation is done again.
+.venv/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "kvmove needs Python 3.11 or newer as $(PYTHON); install it, or name one: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x .venv/bin/pip || $(PYTHON) -m venv .venv 2>/dev/null || { rm -rf .venv; \
+	  $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python .venv/bin/python install -q pip; } || \
+	  { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "installing into .venv (torch is the largest part; see PIP_EXTRA in the Makefile)"
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_EXTRA) -e '.[dev]'
+	@touch $@

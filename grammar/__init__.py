@@ -1,0 +1,1 @@
+"""The grammar of `.kvpol` files, as data: `kvpol.lark`."""

@@ -1,0 +1,275 @@
+"""The records that the deciding half, the moving half and the engine exchange.
+
+Plain, frozen and picklable, because engines send them between processes; `RECORDS_VERSION` changes when a
+field does. Every range is checked when a record is built, so that nothing behind it has to check again.
+Nothing here imports torch, and numpy is imported only where an index array is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from kvmove import schema
+from kvmove.errors import RecordError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IndexArray = NDArray[np.int64]
+    IndexLike = Sequence[int] | NDArray[Any]
+
+RECORDS_VERSION = 1
+
+
+class Action(StrEnum):
+    """What to do with a hit in this step."""
+
+    SYNC = "sync"  # load it inside this step
+    ASYNC = "async"  # load it in the background; the request is parked until it is there
+    RECOMPUTE = "recompute"  # ignore the hit and compute its tokens
+    DEFER = "defer"  # ask again in the next step
+
+
+class Demotion(StrEnum):
+    """Why a guard rail gave another action than the policy's."""
+
+    OVER_BUDGET = "over_budget"  # sync asked, but the step's budget has no room for the bytes
+    NOTHING_TO_COMPUTE = "nothing_to_compute"  # sync asked, but the step would have no token of it to compute
+    DEFERRED_TOO_OFTEN = "deferred_too_often"  # defer asked once too often
+    POLICY_FAILED = "policy_failed"  # the policy raised in this step
+
+
+class Lane(StrEnum):
+    """Which queue a load takes: `expedited` is waited on inside the step, `bulk` completes between steps."""
+
+    EXPEDITED = "expedited"
+    BULK = "bulk"
+
+
+class JobKind(StrEnum):
+    """The direction of a job: `load` is host to GPU, `store` is GPU to host."""
+
+    LOAD = "load"
+    STORE = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A request's prefix that is in the host tier and not in the GPU cache, as a policy sees it.
+
+    Times are nanoseconds; `None` is an unknown estimate. Ranges are those of `kvmove.schema`.
+
+    Raises:
+        RecordError: a value is out of range, or the token counts do not add up.
+    """
+
+    request: str
+    bytes: int
+    tokens: int
+    blocks: int
+    prompt_tokens: int
+    cached_tokens: int
+    compute_tokens: int
+    load_time_ns: int | None = None
+    recompute_time_ns: int | None = None
+    waited_ns: int = 0
+    deferrals: int = 0
+    priority: int = 0
+    deadline_left_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, schema.HIT, "hit")
+        if self.cached_tokens + self.tokens + self.compute_tokens != self.prompt_tokens:
+            raise RecordError(
+                f"hit: cached_tokens {self.cached_tokens} + tokens {self.tokens} + compute_tokens "
+                f"{self.compute_tokens} is not prompt_tokens {self.prompt_tokens}; every token is one of the three"
+            )
+        if self.blocks > self.tokens:
+            raise RecordError(f"hit: {self.blocks} blocks for {self.tokens} tokens; a block has at least one token")
+        if self.bytes > self.tokens * schema.MAX_BYTES_PER_TOKEN:
+            raise RecordError(
+                f"hit: {self.bytes} bytes for {self.tokens} tokens is more than "
+                f"{schema.MAX_BYTES_PER_TOKEN} bytes a token; is `bytes` counted for one GPU?"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """The state of the engine's step, as a policy sees it.
+
+    Times are nanoseconds; `None` is an unknown estimate. Ranges are those of `kvmove.schema`.
+
+    Raises:
+        RecordError: a value is out of range, or more is left of the budget than it had.
+    """
+
+    budget_bytes: int
+    budget_remaining_bytes: int
+    inflight_bytes: int = 0
+    inflight_loads: int = 0
+    drain_time_ns: int | None = None
+    step_time_ns: int | None = None
+    async_delay_ns: int | None = None
+    running: int = 0
+    waiting: int = 0
+    free_slots: int = 0
+    sync_loads: int = 0
+
+    def __post_init__(self) -> None:
+        _check_ranges(self, schema.STEP, "step")
+        if self.budget_remaining_bytes > self.budget_bytes:
+            raise RecordError(
+                f"step: budget_remaining_bytes {self.budget_remaining_bytes} is more than "
+                f"budget_bytes {self.budget_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What happens to one hit in this step, and why."""
+
+    request: str
+    action: Action  # after the guard rails
+    asked: Action  # what the policy said
+    rule: int  # index of the rule that matched; the implicit last rule counts
+    blocks: int  # leading blocks of the hit to load; 0 unless the action is sync or async
+    tokens: int  # tokens of these blocks
+    bytes: int  # bytes of these blocks on one GPU
+    policy_hash: str
+    demotion: Demotion | None = None
+
+    def __post_init__(self) -> None:
+        loads = self.action in (Action.SYNC, Action.ASYNC)
+        if loads != (self.blocks > 0):
+            raise RecordError(f"decision of {self.request}: {self.action} with {self.blocks} blocks to load")
+        if (self.action is self.asked) != (self.demotion is None):
+            raise RecordError(
+                f"decision of {self.request}: asked {self.asked}, got {self.action}, demotion {self.demotion}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Load:
+    """Host blocks to bring into GPU slots: block `src_blocks[i]` goes to slot `dst_slots[i]`.
+
+    `src_blocks` and `dst_slots` become read-only int64 arrays of shape (blocks,).
+
+    Raises:
+        RecordError: the arrays are empty, differ in length, or hold something else than indices.
+    """
+
+    job: int
+    src_blocks: IndexArray
+    dst_slots: IndexArray
+    lane: Lane = Lane.BULK
+
+    def __init__(self, job: int, src_blocks: IndexLike, dst_slots: IndexLike, lane: Lane | str = Lane.BULK) -> None:
+        _set_transfer(self, "load", job, src_blocks=src_blocks, dst_slots=dst_slots)
+        object.__setattr__(self, "lane", Lane(lane))
+
+    def __eq__(self, other: object) -> bool:
+        return _same_fields(self, other) if isinstance(other, Load) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Store:
+    """GPU slots to keep in host blocks: slot `src_slots[i]` goes to block `dst_blocks[i]`.
+
+    `src_slots` and `dst_blocks` become read-only int64 arrays of shape (blocks,).
+
+    Raises:
+        RecordError: the arrays are empty, differ in length, or hold something else than indices.
+    """
+
+    job: int
+    src_slots: IndexArray
+    dst_blocks: IndexArray
+
+    def __init__(self, job: int, src_slots: IndexLike, dst_blocks: IndexLike) -> None:
+        _set_transfer(self, "store", job, src_slots=src_slots, dst_blocks=dst_blocks)
+
+    def __eq__(self, other: object) -> bool:
+        return _same_fields(self, other) if isinstance(other, Store) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Everything that was decided for one step: what the engine's workers are to move."""
+
+    step: int
+    decisions: tuple[Decision, ...]
+    sync_loads: tuple[Load, ...]  # expedited; their requests run in this step
+    async_loads: tuple[Load, ...]  # bulk; their requests are parked
+    stores: tuple[Store, ...]
+    budget_bytes: int
+    sync_bytes: int  # admitted as sync; never more than the budget
+    version: int = RECORDS_VERSION
+
+    def __post_init__(self) -> None:
+        if self.sync_bytes > self.budget_bytes:
+            raise RecordError(f"step {self.step}: {self.sync_bytes} sync bytes exceed the budget {self.budget_bytes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one job ended. `error` is None, or a sentence that says what went wrong."""
+
+    job: int
+    kind: JobKind
+    path: str  # direct, staged, engine or reference
+    lane: Lane
+    blocks: int
+    bytes: int  # payload bytes moved
+    elapsed_ns: int | None  # from the start of its copies to their end on the device; None if not measured
+    error: str | None = None
+
+
+def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: str) -> None:
+    for v in variables:
+        value = getattr(record, v.attribute)
+        if (type(value) is int and v.low <= value <= v.high) or (value is None and v.optional):
+            continue
+        if type(value) is not int:
+            hint = " or None" if v.optional else ""
+            raise RecordError(f"{what}: {v.attribute} is {value!r}; an int{hint} is needed ({v.doc})")
+        raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
+
+
+def _set_transfer(record: object, what: str, job: int, **arrays: IndexLike) -> None:
+    if type(job) is not int or job < 0:
+        raise RecordError(f"{what}: job is {job!r}; a job id is an int of at least 0")
+    object.__setattr__(record, "job", job)
+    for name, values in arrays.items():
+        object.__setattr__(record, name, _index_array(values, f"{what} {job}: {name}"))
+    lengths = {name: len(getattr(record, name)) for name in arrays}
+    if len(set(lengths.values())) != 1:
+        pairs = ", ".join(f"{n} in {name}" for name, n in lengths.items())
+        raise RecordError(f"{what} {job}: the arrays differ in length: {pairs}")
+    if 0 in lengths.values():
+        raise RecordError(f"{what} {job}: nothing to move; leave an empty {what} out")
+
+
+def _same_fields(a: Load | Store, b: Load | Store) -> bool:
+    import numpy as np
+
+    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+
+
+def _index_array(values: IndexLike, name: str) -> IndexArray:
+    """A read-only int64 copy, so that a caller who reuses its buffer cannot change a job in flight."""
+    import numpy as np
+
+    given = np.asarray(values)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise RecordError(f"{name} has shape {given.shape} and dtype {given.dtype}; a flat array of ints is needed")
+    array = given.astype(np.int64, copy=True)
+    array.flags.writeable = False
+    return array

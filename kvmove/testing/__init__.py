@@ -1,0 +1,5 @@
+"""Helpers for tests of kvmove and of code built on it. Needs the `test` extra (hypothesis)."""
+
+from kvmove.testing.records import hits, steps
+
+__all__ = ["hits", "steps"]
