@@ -1,0 +1,1 @@
+"""Benchmarks: one `bench_<thing>` module per thing measured, run as `python -m benchmarks.bench_<thing>`."""
