@@ -32,7 +32,9 @@ def require(correct: bool, what: str) -> None:
         raise SystemExit(f"not measured, because the result is wrong: {what}")
 
 
-def row(id: str, value: float, spread: float, target: float | None, unit: str, ok: bool | None) -> Row:
+def row(  # noqa: PLR0917 - a row is written as it is read: one line of a table
+    id: str, value: float, spread: float, target: float | None, unit: str, ok: bool | None
+) -> Row:
     """One figure: its `value` and `spread` (half the distance between the quartiles) in `unit`.
 
     `target` and `ok` are None for a figure that is reported without a promise.
@@ -100,10 +102,11 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     ids = [r["id"] for r in rows]
     if not ids or len(set(ids)) != len(ids):
         raise ValueError(f"a report needs rows with different ids, got {ids}")
-    document = {"machine": machine(), "commit": commit(), "rows": list(rows)}
+    facts = machine()
+    document = {"machine": facts, "commit": commit(), "rows": list(rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(", ".join(f"{key} {value}" for key, value in document["machine"].items()))
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
     for r in rows:
         verdict = "" if r["ok"] is None else ("  met" if r["ok"] else "  MISSED")
         target = "" if r["target"] is None else f"  target {r['target']:g}"
