@@ -1,0 +1,65 @@
+"""The moving half: blocks between pinned host memory and an engine's GPU slots. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvmove.move.hostpool import HostPool
+from kvmove.move.layout import CacheLayout, Page
+from kvmove.move.mover import Mover
+from kvmove.move.ticket import Ticket
+from kvmove.records import Load, Store
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["CacheLayout", "HostPool", "Mover", "Page", "Ticket", "load_batch", "store_batch"]
+
+
+def load_batch(
+    mover: Mover, loads: Sequence[Load], *, after: torch.cuda.Event | None = None, strict: bool = False
+) -> Ticket:
+    """Start bringing host blocks into GPU slots, and return at once.
+
+    Each load's first `len(src_blocks)` host blocks go to its `dst_slots`, block i to slot i, every page of them.
+    All expedited loads of the call share one launch. A load starts after what the current stream holds at the
+    time of the call, after stores that still read its slots, and after stores that still write its host blocks.
+
+    Args:
+        loads: any number of loads; index arrays are int64 (blocks,), on the host.
+        after: start after this event instead of after the current stream, to overlap the previous step. The
+            caller then vouches that nothing else on its stream touches the slots.
+        strict: let `ticket.wait()` block the host and raise if a load failed.
+
+    Returns:
+        A ticket: call `wait()` before the step's kernels are launched, and `check()` at its output sync.
+
+    Raises:
+        Refused: a block or slot is out of range, a slot is written twice, or a job id is in use; nothing moved.
+        MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
+        MoverClosed: the mover is closed.
+    """
+    return mover.load(loads, after=after, strict=strict)
+
+
+def store_batch(mover: Mover, stores: Sequence[Store], *, after: torch.cuda.Event | None = None) -> Ticket:
+    """Start keeping GPU slots in host blocks, and return at once.
+
+    A store starts after what the current stream holds at the time of the call (the step's writes), after loads
+    that still write its slots, and after loads and stores that still use its host blocks.
+
+    Args:
+        stores: any number of stores; index arrays are int64 (blocks,), on the host.
+        after: start after this event instead of after the current stream.
+
+    Returns:
+        A ticket: `wait()` lets the current stream wait, before it overwrites the slots.
+            `mover.wait_for_slots(slots)` does the same for chosen slots.
+
+    Raises:
+        Refused: a block or slot is out of range, a host block is written twice, or a job id is in use.
+        MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
+        MoverClosed: the mover is closed.
+    """
+    return mover.store(stores, after=after)

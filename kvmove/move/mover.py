@@ -1,0 +1,227 @@
+"""The mover: loads and stores of whole blocks, checked before, ordered during, and accounted for after."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kvmove.errors import MoverClosed, Refused
+from kvmove.move.checks import UniqueCheck, refuse_bad_jobs, refuse_out_of_range
+from kvmove.move.flight import Flight
+from kvmove.move.hazards import Hazards
+from kvmove.move.hostpool import HostPool
+from kvmove.move.indices import IndexRing
+from kvmove.move.layout import CacheLayout
+from kvmove.move.paths import Path, choose_path
+from kvmove.move.queues import Mark, Queue, Queues, queues_for
+from kvmove.move.submission import Batch, Submission
+from kvmove.move.ticket import Ticket
+from kvmove.records import JobKind, Lane, Load, Result, Store
+
+if TYPE_CHECKING:
+    import torch
+
+# Programs of a kernel that may run at once. On an H200 (benchmarks/results) 8 programs reach the link's limit with
+# large pages and 16 with small ones; more help only loads that are too small to keep those busy.
+DEFAULT_PROGRAMS = {Queue.EXPEDITED: 32, Queue.BULK: 16, Queue.STORE: 16}
+
+_QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
+
+
+class Mover:
+    """Moves blocks between one cache and one host pool.
+
+    1. Built: streams, index ring and kernels exist.
+    2. Open: `kvmove.load_batch` and `kvmove.store_batch` submit jobs; `finished()` reports each exactly once.
+    3. Closed, by `close()` or by a CUDA error that cannot be recovered from: submitting raises `MoverClosed`;
+       `finished()` still reports what was in flight.
+
+    May be called from several threads. "The engine's stream" is the calling thread's current CUDA stream.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        pool: HostPool,
+        *,
+        path: str | None = None,
+        index_capacity: int | None = None,
+        queues: Queues | None = None,
+    ) -> None:
+        """Prepare to move blocks between `layout` and `pool`.
+
+        Args:
+            path: `direct` or `reference`; None takes the best one that works on this machine.
+            index_capacity: indices (two a block) of all jobs in flight together. By default enough for twice
+                the cache, or for the cache once where twice would be more than a million; at least 4,096.
+            queues: where the copies run; None takes the device's own. Tests pass slow ones.
+
+        Raises:
+            Refused: pool and layout do not fit together, or the named path does not work here.
+            PinningError: the index ring could not be pinned.
+        """
+        on_cuda = layout.device.type == "cuda"
+        if pool.block_bytes != layout.host_block_bytes:
+            raise Refused(
+                f"the pool's blocks have {pool.block_bytes} bytes and the layout needs {layout.host_block_bytes}; "
+                "make the pool with HostPool.for_layout(layout, num_blocks)"
+            )
+        if on_cuda and not pool.pinned:
+            raise Refused(f"the cache is on {layout.device} and the pool is not pinned; make it for that device")
+        self.layout, self.pool = layout, pool
+        self._path: Path = choose_path(layout, pool, path)
+        self._queues = queues or queues_for(layout.device)
+        self._programs = dict(DEFAULT_PROGRAMS)
+        capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 4096)
+        self._ring = IndexRing(capacity, pinned=on_cuda)
+        hazards = Hazards(layout.num_slots, pool.num_blocks)
+        self._flight = Flight(hazards, self._ring, self._path.name, layout.block_bytes)
+        self._unique = UniqueCheck(max(layout.num_slots, pool.num_blocks))
+        self._closed: str | None = None  # why
+        self._lock = threading.RLock()
+        pool.hold(self)
+
+    @property
+    def path(self) -> str:
+        """The name of the path that moves the bytes."""
+        return self._path.name
+
+    def set_programs(self, lane: Lane | str, programs: int) -> None:
+        """Set how many kernel programs a lane may hold at once, from the next call on. `bulk` covers stores too.
+
+        Raises:
+            Refused: fewer than one.
+        """
+        if programs < 1:
+            raise Refused(f"{programs} programs for the {lane} lane; at least 1 is needed")
+        with self._lock:
+            self._programs[_QUEUE_OF[Lane(lane)]] = programs
+            if Lane(lane) is Lane.BULK:
+                self._programs[Queue.STORE] = programs
+
+    def load(self, loads: Sequence[Load], *, after: torch.cuda.Event | None, strict: bool) -> Ticket:
+        """See `kvmove.load_batch`."""
+        with self._lock:
+            self._refuse_closed()
+            refuse_bad_jobs(Load, loads, self._flight.job_ids)
+            for x in loads:
+                refuse_out_of_range(f"load {x.job}", "host block", x.src_blocks, self.pool.num_blocks)
+                refuse_out_of_range(f"load {x.job}", "slot", x.dst_slots, self.layout.num_slots)
+            self._unique.refuse_repeated("slot", [(x.job, x.dst_slots) for x in loads])
+            # All expedited loads go in one launch; bulk loads apart, so that each is reported when it is done.
+            jobs = {lane: [(x.job, x.src_blocks, x.dst_slots) for x in loads if x.lane is lane] for lane in Lane}
+            batches = [Batch(Lane.BULK, Queue.BULK, (job,)) for job in jobs[Lane.BULK]]
+            if jobs[Lane.EXPEDITED]:
+                batches.insert(0, Batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(jobs[Lane.EXPEDITED])))
+            made = self._submit(JobKind.LOAD, batches, after)
+            waited = [s for s in made if s.batch.lane is Lane.EXPEDITED]
+            return Ticket(self, tuple(x.job for x in loads), waited, strict=strict)
+
+    def store(self, stores: Sequence[Store], *, after: torch.cuda.Event | None) -> Ticket:
+        """See `kvmove.store_batch`."""
+        with self._lock:
+            self._refuse_closed()
+            refuse_bad_jobs(Store, stores, self._flight.job_ids)
+            for x in stores:
+                refuse_out_of_range(f"store {x.job}", "slot", x.src_slots, self.layout.num_slots)
+                refuse_out_of_range(f"store {x.job}", "host block", x.dst_blocks, self.pool.num_blocks)
+            self._unique.refuse_repeated("host block", [(x.job, x.dst_blocks) for x in stores])
+            batches = [Batch(Lane.BULK, Queue.STORE, ((x.job, x.dst_blocks, x.src_slots),)) for x in stores]
+            made = self._submit(JobKind.STORE, batches, after)
+            return Ticket(self, tuple(x.job for x in stores), made, strict=False)
+
+    def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
+        """Launch each batch after the engine's stream, or after the event `after`."""
+        made = self._flight.reserve(kind, batches)
+        engine = self._queues.here() if after is None else self._queues.at(after)
+        for s in made:
+            try:
+                mark = self._queues.submit(s.batch.queue, [engine, *self._flight.before(s)], partial(self._copy, s))
+            except Exception as error:
+                # A launch that was refused: nothing was moved. Its jobs fail, the mover stays usable.
+                self._flight.failed(s, f"could not be launched ({error})")
+            else:
+                self._flight.launched(s, mark)
+        return made
+
+    def _copy(self, s: Submission) -> None:
+        move = self._path.load if s.kind is JobKind.LOAD else self._path.store
+        move(s.span, s.count, self._programs[s.batch.queue])
+
+    def wait_for_slots(self, slots: ArrayLike) -> None:
+        """Let the current stream wait for every job in flight that reads or writes these slots.
+
+        The engine calls it before it rewrites slots that may still be stored or loaded. Does not block the host.
+
+        Raises:
+            Refused: a slot is out of range.
+        """
+        indices = np.asarray(slots, dtype=np.int64).reshape(-1)
+        if not len(indices):
+            return
+        refuse_out_of_range("wait_for_slots", "slot", indices, self.layout.num_slots)
+        with self._lock:
+            for mark in self._flight.on_slots(indices):
+                self._queues.wait(mark)
+
+    def wait_for(self, mark: Mark) -> None:
+        """Let the current stream wait for `mark`. For tickets."""
+        self._queues.wait(mark)
+
+    def observe(self, submission: Submission) -> None:
+        """Block the host until the submission has ended, and take in how. For tickets."""
+        with self._lock:
+            self._flight.observe(submission)
+            self._close_if_broken()
+
+    def finished(self) -> list[Result]:
+        """The jobs of both lanes and directions that ended since the last call, each exactly once.
+
+        A job ends when the event after its copies was observed; its id is free again once it was returned here.
+        Does not block. Works on a closed mover too.
+        """
+        with self._lock:
+            self._flight.look()
+            self._close_if_broken()
+            return self._flight.collect()
+
+    def close(self) -> None:
+        """Block until everything in flight has ended, then let go of the pool. Harmless when closed already."""
+        with self._lock:
+            if self._closed is not None:
+                return
+            try:
+                self._queues.drain()
+            except RuntimeError as error:
+                self._flight.break_off(error)
+            self._flight.look()
+            self._close_if_broken()
+            if self._closed is None:
+                self._let_go("close() was called")
+
+    def _close_if_broken(self) -> None:
+        if self._flight.broken is not None and self._closed is None:
+            self._let_go(f"a CUDA error closed it: {self._flight.broken}")
+
+    def _let_go(self, why: str) -> None:
+        self._closed = why
+        self._ring.close()
+        self.pool.release(self)
+
+    def _refuse_closed(self) -> None:
+        if self._closed is not None:
+            raise MoverClosed(f"this mover is closed ({self._closed}); make a new one")
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

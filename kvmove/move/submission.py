@@ -1,0 +1,73 @@
+"""One launch, and the jobs it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvmove.move.indices import Span
+from kvmove.move.queues import Mark, Queue
+from kvmove.records import JobKind, Lane, Result
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one launch is to move, before it has a number: (job id, host blocks, slots) of each job."""
+
+    lane: Lane
+    queue: Queue
+    jobs: tuple[tuple[int, Index, Index], ...]
+
+    def index_arrays(self) -> list[Index]:
+        """Host blocks of all jobs, then slots of all jobs: the order in which paths read them."""
+        return [blocks for _, blocks, _ in self.jobs] + [slots for _, _, slots in self.jobs]
+
+
+@dataclass(slots=True)
+class Submission:
+    """A batch with its place in the index ring.
+
+    1. Reserved: it has a span. 2. Launched: `mark` is its end. 3. Ended: `mark` was seen, or `error` says what failed.
+    """
+
+    number: int  # counts submissions from 1
+    kind: JobKind
+    batch: Batch
+    span: Span
+    mark: Mark | None = None
+    error: str | None = None
+
+    @property
+    def count(self) -> int:
+        """Blocks of all its jobs."""
+        return len(self.span.array) // 2
+
+    @property
+    def blocks(self) -> Index:
+        return self.span.array[: self.count]
+
+    @property
+    def slots(self) -> Index:
+        return self.span.array[self.count :]
+
+    def results(self, path: str, block_bytes: int) -> list[Result]:
+        """How each of its jobs ended."""
+        ok = self.error is None
+        elapsed_ns = self.mark.elapsed_ns() if ok and self.mark is not None else None
+        return [
+            Result(
+                job=job,
+                kind=self.kind,
+                path=path,
+                lane=self.batch.lane,
+                blocks=len(blocks),
+                bytes=len(blocks) * block_bytes if ok else 0,
+                elapsed_ns=elapsed_ns,
+                error=self.error,
+            )
+            for job, blocks, _ in self.batch.jobs
+        ]

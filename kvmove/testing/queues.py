@@ -1,0 +1,84 @@
+"""Queues that run nothing until told to, in any order that the marks allow: for tests of the order rules."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvmove.move.queues import Mark, Queue
+
+_ENGINE = -1  # the engine's own stream, as one more queue
+
+
+class ManualMark:
+    """Done once its piece of work has run."""
+
+    def __init__(self, *, done: bool = False) -> None:
+        self._done = done
+
+    def reach(self) -> None:
+        self._done = True
+
+    def done(self) -> bool:
+        return self._done
+
+    def synchronize(self) -> None:
+        if not self._done:
+            raise AssertionError("the mover blocked the host on work that has not run")
+
+    def elapsed_ns(self) -> int | None:
+        return None
+
+
+class ManualQueues:
+    """Work waits in its queue until `run` picks it, at random among the queues whose head may run.
+
+    `engine` appends work to the engine's stream. What runs is what streams would allow: in order within a
+    queue, and never before the marks that it comes after.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._queues: dict[int, deque[tuple[list[Mark], Callable[[], None], ManualMark]]] = {
+            q: deque() for q in (_ENGINE, *Queue)
+        }
+
+    def engine(self, work: Callable[[], None]) -> ManualMark:
+        return self._append(_ENGINE, [], work)
+
+    def here(self) -> Mark:
+        return self._queues[_ENGINE][-1][2] if self._queues[_ENGINE] else ManualMark(done=True)
+
+    def at(self, event: Any) -> Mark:
+        assert isinstance(event, ManualMark)
+        return event
+
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Callable[[], None]) -> ManualMark:
+        return self._append(queue, after, work)
+
+    def wait(self, mark: Mark) -> None:
+        self._append(_ENGINE, [mark], lambda: None)
+
+    def _append(self, queue: int, after: Iterable[Mark], work: Callable[[], None]) -> ManualMark:
+        mark = ManualMark()
+        self._queues[queue].append((list(after), work, mark))
+        return mark
+
+    def run(self, most: int) -> int:
+        """Run up to `most` pieces of work; returns how many ran."""
+        for ran in range(most):
+            ready = [q for q in self._queues.values() if q and all(m.done() for m in q[0][0])]
+            if not ready:
+                if any(self._queues.values()):
+                    raise AssertionError("deadlock: work is queued and none may run")
+                return ran
+            _, work, mark = self._rng.choice(ready).popleft()
+            work()
+            mark.reach()
+        return most
+
+    def drain(self) -> None:
+        while self.run(1000):
+            pass
