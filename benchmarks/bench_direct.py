@@ -149,21 +149,21 @@ def measure_pages(page_kib: int, sizes_mib: tuple[int, ...], reps: int) -> list[
     block_bytes = 2 * LAYERS * page_kib * 1024
     bench = Bench(page_kib * 1024, LAYERS, -(-max(sizes_mib) * MIB * 5 // 4 // block_bytes))
     bench.check()
-    rows = []
-    for size in sizes_mib:
-        count = max(1, size * MIB // block_bytes)
-        num_bytes = count * block_bytes
-        n = reps if size >= 96 else 3 * reps
-        label = f"{page_kib} KiB pages, {num_bytes // MIB} MiB"
-        large = size >= 96
-        # Small loads are what the expedited lane is for; large ones what bulk is for.
-        lane = "bulk" if large else "expedited"
-        dma, ours = paired(n, lambda: bench.dma_ns(num_bytes, to_device=True), lambda: bench.load_ns(count, lane))
-        rows += bandwidth_rows(f"load {label}", num_bytes, dma, ours, TARGET[page_kib] if large else None)
-        dma, ours = paired(n, lambda: bench.dma_ns(num_bytes, to_device=False), lambda: bench.store_ns(count))
-        rows += bandwidth_rows(f"store {label}", num_bytes, dma, ours, None)
+    rows = [row for size in sizes_mib for row in measure_size(bench, page_kib, max(1, size * MIB // block_bytes), reps)]
     bench.close()
     return rows
+
+
+def measure_size(bench: Bench, page_kib: int, count: int, reps: int) -> list[report.Row]:
+    """Loads and stores of `count` blocks: small ones in the expedited lane, large ones in bulk, as engines use them."""
+    num_bytes = count * bench.layout.block_bytes
+    large = num_bytes >= 96 * MIB
+    lane, target, reps = ("bulk", TARGET[page_kib], reps) if large else ("expedited", None, 3 * reps)
+    label = f"{page_kib} KiB pages, {num_bytes // MIB} MiB"
+    dma, ours = paired(reps, lambda: bench.dma_ns(num_bytes, to_device=True), lambda: bench.load_ns(count, lane))
+    rows = bandwidth_rows(f"load {label}", num_bytes, dma, ours, target)
+    dma, ours = paired(reps, lambda: bench.dma_ns(num_bytes, to_device=False), lambda: bench.store_ns(count))
+    return rows + bandwidth_rows(f"store {label}", num_bytes, dma, ours, None)
 
 
 def measure_caller(reps: int) -> list[report.Row]:
