@@ -1,0 +1,78 @@
+"""Everything that belongs to one step, in one object: a new step starts from nothing because it is a new object."""
+
+from __future__ import annotations
+
+from kvmove.errors import InternalError
+from kvmove.records import Action, Decision, Lane, Load, StepPlan, Store
+from kvmove.schedule.ledger import Ledger
+from kvmove.schedule.policy import BoundPolicy
+
+LANE_OF = {Action.SYNC: Lane.EXPEDITED, Action.ASYNC: Lane.BULK}
+
+
+class OpenStep:
+    """A step between its beginning and its end.
+
+    Every request has at most one decision. A sync decision holds a reservation in the ledger for as long as it
+    is here. `loads` has the admitted ones, in the order of admission.
+    """
+
+    __slots__ = ("bound", "decisions", "ledger", "loads", "number", "policy_failed", "stores")
+
+    def __init__(self, number: int, bound: BoundPolicy, ledger: Ledger) -> None:
+        self.number = number
+        self.bound = bound
+        self.ledger = ledger
+        self.policy_failed = False
+        self.decisions: dict[str, Decision] = {}
+        self.loads: dict[str, Load] = {}
+        self.stores: list[Store] = []
+
+    def add(self, decision: Decision) -> None:
+        """Take a decision in, with its reservation."""
+        if decision.action is Action.SYNC:
+            self.ledger.reserve(decision.bytes)
+        self.decisions[decision.request] = decision
+
+    def drop(self, request: str) -> None:
+        """Take a decision out again, with its reservation and its load; nothing happens where there is none."""
+        decision = self.decisions.pop(request, None)
+        if decision is not None:
+            self.loads.pop(request, None)
+            if decision.action is Action.SYNC:
+                self.ledger.refund(decision.bytes)
+
+    def unadmitted(self) -> list[str]:
+        """Return the requests that were to load and have no load."""
+        return [r for r, d in self.decisions.items() if d.action in LANE_OF and r not in self.loads]
+
+    def jobs(self) -> list[int]:
+        """Return the ids of the step's jobs, loads first."""
+        return [load.job for load in self.loads.values()] + [store.job for store in self.stores]
+
+    def plan(self) -> StepPlan:
+        """Return the step as the record that the engine's workers get."""
+        ledger = self.ledger
+        return StepPlan(
+            step=self.number,
+            decisions=tuple(self.decisions.values()),
+            sync_loads=tuple(load for load in self.loads.values() if load.lane is Lane.EXPEDITED),
+            async_loads=tuple(load for load in self.loads.values() if load.lane is Lane.BULK),
+            stores=tuple(self.stores),
+            budget_bytes=ledger.budget_bytes,
+            sync_bytes=ledger.budget_bytes - ledger.budget_remaining_bytes,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InternalError` where decisions, loads and ledger disagree."""
+        reserved = [d.bytes for d in self.decisions.values() if d.action is Action.SYNC]
+        self.ledger.check_integrity(sum(reserved), len(reserved))
+        for request, load in self.loads.items():
+            decision = self.decisions.get(request)
+            if decision is None or LANE_OF.get(decision.action) is not load.lane:
+                raise InternalError(f"job {load.job} of {request} is in lane {load.lane}, decided was {decision}")
+            if len(load.src_blocks) != decision.blocks:
+                raise InternalError(f"job {load.job} of {request} has {len(load.src_blocks)} blocks: {decision}")
+        jobs = self.jobs()
+        if len(set(jobs)) != len(jobs):
+            raise InternalError(f"step {self.number} uses a job id twice: {sorted(jobs)}")

@@ -1,0 +1,17 @@
+"""The host tier's index: which host block holds which key, what may be loaded, and what goes when room is short.
+
+`HostTier` keeps the index and moves no bytes; an `EvictionPolicy` says which block goes first.
+"""
+
+from kvmove.tier.eviction import EVICTION_POLICIES, EvictionPolicy, LeastRecentlyUsed
+from kvmove.tier.host_tier import HostTier
+from kvmove.tier.records import StoreGrant, TierStatistics
+
+__all__ = [
+    "EVICTION_POLICIES",
+    "EvictionPolicy",
+    "HostTier",
+    "LeastRecentlyUsed",
+    "StoreGrant",
+    "TierStatistics",
+]
