@@ -28,6 +28,7 @@ import triton.language as tl
 TILE_BYTES = 64 << 10
 ROW_BYTES = 16 << 10
 NUM_WARPS = 8
+NUM_STAGES = 1
 
 
 @triton.jit
@@ -43,7 +44,10 @@ def _tile_addresses(
     ROWS: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Host and slot addresses of the ROWS pairs from `first`, and how many words each has (0 past the end)."""
+    """Host and slot addresses of the ROWS pairs from `first`, and how many words each has (0 past the end).
+
+    Pairs are counted in 32 bits: a 64-bit division takes some hundred instructions, and every thread does them.
+    """
     row = first + tl.arange(0, ROWS)
     live = row < total
     pair = row // num_segments
@@ -90,10 +94,11 @@ def gather_pages(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     FULL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Load: slot `slots[i]` receives host block `blocks[i]`. FULL says that every segment fills its row."""
-    total = num_blocks.to(tl.int64) * num_segments
-    for first in range(tl.program_id(0).to(tl.int64) * ROWS, total, tl.num_programs(0) * ROWS):
+    total = num_blocks * num_segments
+    for first in tl.range(tl.program_id(0) * ROWS, total, tl.num_programs(0) * ROWS, num_stages=STAGES):
         host, slots, words = _tile_addresses(
             first, total, host_address, host_block_bytes, blocks_address, slots_address, table_address,
             num_segments, ROWS, ALIGN,
@@ -117,10 +122,11 @@ def scatter_pages(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     FULL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Store: host block `blocks[i]` receives slot `slots[i]`."""
-    total = num_blocks.to(tl.int64) * num_segments
-    for first in range(tl.program_id(0).to(tl.int64) * ROWS, total, tl.num_programs(0) * ROWS):
+    total = num_blocks * num_segments
+    for first in tl.range(tl.program_id(0) * ROWS, total, tl.num_programs(0) * ROWS, num_stages=STAGES):
         host, slots, words = _tile_addresses(
             first, total, host_address, host_block_bytes, blocks_address, slots_address, table_address,
             num_segments, ROWS, ALIGN,
@@ -162,42 +168,54 @@ class TileShape:
 
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
 
+# Pairs of a launch stay below this, with room for the last step of a program's loop in 32 bits.
+MAX_PAIRS = 1 << 30
 
-def launch(
-    kernel: Any,
-    *,
-    programs: int,
-    host_address: int,
-    host_block_bytes: int,
-    blocks_address: int,
-    slots_address: int,
-    num_blocks: int,
-    table_address: int,
-    num_segments: int,
-    tile: TileShape,
-    full: bool,
-) -> None:
-    """Start `gather_pages` or `scatter_pages` on the current stream. The caller has checked every index.
 
-    Args:
-        blocks_address: device address of int64 (num_blocks,), host block of pair i; must not change until
-            the kernel has ended.
-        slots_address: the same for the slots.
-        table_address: device address of the segment table, int64 (4, num_segments).
-        full: every segment has `tile.columns` words, so that columns need no mask.
+class PageCopy:
+    """Launches `gather_pages` or `scatter_pages` for one cache and one host pool.
+
+    After the first launch of a kernel, later ones go straight to its compiled form: Triton's own lookup of it costs
+    more than the rest of a launch. That is sound because nothing that Triton specialises on changes: addresses of
+    indices and the number of blocks, which do change, are excluded above.
     """
-    kernel[(max(1, min(programs, tile.num_tiles(num_blocks, num_segments))),)](
-        host_address,
-        host_block_bytes,
-        blocks_address,
-        slots_address,
-        num_blocks,
-        table_address,
-        num_segments,
-        WORD=_WORDS[tile.word_bytes],
-        ALIGN=tile.align_bytes,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        FULL=full,
-        num_warps=NUM_WARPS,
-    )
+
+    def __init__(
+        self, *, host_address: int, host_block_bytes: int, table_address: int, num_segments: int, tile: TileShape,
+        full: bool,
+    ) -> None:  # fmt: skip
+        """Keep what stays the same.
+
+        Args:
+            host_address: device address of host block 0.
+            table_address: device address of the segment table, int64 (4, num_segments).
+            full: every segment has `tile.columns` words, so that columns need no mask.
+        """
+        self._fixed = (host_address, host_block_bytes)
+        self._table = (table_address, num_segments)
+        self._constants = (_WORDS[tile.word_bytes], tile.align_bytes, tile.rows, tile.columns, full, NUM_STAGES)
+        self._tile = tile
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self, kernel: Any, blocks_address: int, slots_address: int, num_blocks: int, *, programs: int, stream: int
+    ) -> None:
+        """Start `kernel` on a CUDA stream (its handle; ignored by the interpreter). The caller checked every index.
+
+        Args:
+            blocks_address: device address of int64 (num_blocks,), host block of pair i; must not change until
+                the kernel has ended. `slots_address`: the same for the slots.
+            programs: how many may run at once; fewer are launched when there is less work.
+        """
+        num_segments = self._table[1]
+        most = MAX_PAIRS // num_segments
+        for done in range(0, max(1, num_blocks), most):
+            count = min(num_blocks - done, most)
+            grid = (max(1, min(programs, self._tile.num_tiles(count, num_segments))), 1, 1)
+            at = 8 * done
+            args = (*self._fixed, blocks_address + at, slots_address + at, count, *self._table, *self._constants)
+            compiled = self._compiled.get(kernel)
+            if compiled is None:
+                self._compiled[kernel] = kernel[grid](*args, num_warps=NUM_WARPS)  # None under the interpreter
+            else:
+                compiled[grid](*args, stream=stream)

@@ -28,10 +28,10 @@ def refuse_bad_jobs(kind: type[Load] | type[Store], given: Sequence[Load | Store
 
 def refuse_out_of_range(who: str, what: str, indices: Index, limit: int) -> None:
     """Every index is in [0, limit)."""
-    low, high = int(indices.min()), int(indices.max())
-    if low < 0 or high >= limit:
-        bad = low if low < 0 else high
-        where = int(np.flatnonzero(indices == bad)[0])
+    # As unsigned numbers, negative ones are the largest: one pass finds both ends.
+    if int(indices.view(np.uint64).max()) >= limit:
+        where = int(np.flatnonzero((indices < 0) | (indices >= limit))[0])
+        bad = int(indices[where])
         raise Refused(f"{who}: {what} {bad} (position {where}) is outside [0, {limit}); is its block table stale?")
 
 
@@ -45,7 +45,7 @@ class UniqueCheck:
         """No place is written twice in a call. `given` pairs job ids with the places they write."""
         if not given:
             return
-        places = np.concatenate([p for _, p in given])
+        places = given[0][1] if len(given) == 1 else np.concatenate([p for _, p in given])
         positions = np.arange(len(places))
         self._position[places] = positions
         lost = np.flatnonzero(self._position[places] != positions)

@@ -58,6 +58,8 @@ class Flight:
 
     def before(self, s: Submission) -> list[Mark]:
         """The marks of the submissions under way that `s` has to come after."""
+        if not self._under_way:
+            return []
         oldest = self._oldest()
         if s.kind is JobKind.LOAD:
             return self._marks(self._hazards.before_load(s.blocks, s.slots, oldest))

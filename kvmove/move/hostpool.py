@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import resource
+import weakref
 from types import TracebackType
 
 import numpy as np
@@ -42,6 +43,9 @@ class HostMemory:
         self.address = self.array.ctypes.data
         self.device_address = self.address
         self._registered: list[int] = []
+        # The map goes with its last view. Were it unmapped while registered, the driver would refuse whatever is
+        # mapped there next; so an object that nobody closed unpins first.
+        weakref.finalize(self, _unpin, self._registered, self._map).atexit = False
         if pinned:
             self._pin(chunk_bytes)
 
@@ -75,8 +79,12 @@ class HostMemory:
 
     def close(self) -> None:
         """Unpin. The memory itself goes when the last view of it does."""
-        while self._registered:
-            cudart.host_unregister(self._registered.pop())
+        _unpin(self._registered)
+
+
+def _unpin(registered: list[int], *_kept_until_then: object) -> None:
+    while registered:
+        cudart.host_unregister(registered.pop())
 
 
 class HostPool:

@@ -150,9 +150,9 @@ class Mover:
                 self._flight.launched(s, mark)
         return made
 
-    def _copy(self, s: Submission) -> None:
+    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> None:
         move = self._path.load if s.kind is JobKind.LOAD else self._path.store
-        move(s.span, s.count, self._programs[s.batch.queue])
+        move(s.span, s.count, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike) -> None:
         """Let the current stream wait for every job in flight that reads or writes these slots.

@@ -1,7 +1,7 @@
 """How bytes cross: the reference path in plain torch, and the direct path in Triton.
 
 A path gets indices that were checked: `span.array[:count]` are host blocks, `span.array[count:]` the slots
-they go to or come from. It launches on the current stream and returns.
+they go to or come from. It launches on the given stream (None on a machine without CUDA) and returns.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Path(Protocol):
     @property
     def name(self) -> str: ...
 
-    def load(self, span: Span, count: int, programs: int) -> None:
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         """Host blocks to slots, by at most `programs` kernel programs."""
 
-    def store(self, span: Span, count: int, programs: int) -> None:
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         """Slots to host blocks, by at most `programs` kernel programs."""
 
 
@@ -48,15 +48,17 @@ class ReferencePath:
             for view, page in zip(layout.page_views(), layout.pages, strict=True)
         ]
 
-    def load(self, span: Span, count: int, programs: int) -> None:
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         blocks, slots = _as_tensors(span, count)
-        for page, host in self._pages:
-            page[slots.to(self._device)] = host[blocks].to(self._device)
+        with torch.cuda.stream(stream):
+            for page, host in self._pages:
+                page[slots.to(self._device)] = host[blocks].to(self._device)
 
-    def store(self, span: Span, count: int, programs: int) -> None:
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         blocks, slots = _as_tensors(span, count)
-        for page, host in self._pages:
-            host[blocks] = page[slots.to(self._device)].cpu()
+        with torch.cuda.stream(stream):
+            for page, host in self._pages:
+                host[blocks] = page[slots.to(self._device)].cpu()
 
 
 class DirectPath:
@@ -71,35 +73,34 @@ class DirectPath:
             raise Refused("the direct path needs a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
         if layout.device.type == "cuda" and kernel.INTERPRETED:
             raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
-        self._kernel = kernel
-        self._tile = kernel.TileShape.for_pages(layout.align_bytes, max(p.num_bytes for p in layout.pages))
-        table = _segment_table(layout, self._tile.row_bytes, self._tile.word_bytes)
-        self._full = bool((table[3] == self._tile.columns).all())
-        self._num_segments = table.shape[1]
+        self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
+        tile = kernel.TileShape.for_pages(layout.align_bytes, max(p.num_bytes for p in layout.pages))
+        table = _segment_table(layout, tile.row_bytes, tile.word_bytes)
         self._table = torch.from_numpy(table).to(layout.device)
-        self._table_address = self._table.data_ptr()
-        self._host_address, self._host_block_bytes = pool.device_address, pool.block_bytes
-
-    def load(self, span: Span, count: int, programs: int) -> None:
-        self._launch(self._kernel.gather_pages, span, count, programs)
-
-    def store(self, span: Span, count: int, programs: int) -> None:
-        self._launch(self._kernel.scatter_pages, span, count, programs)
-
-    def _launch(self, kernel: object, span: Span, count: int, programs: int) -> None:
-        self._kernel.launch(
-            kernel,
-            programs=programs,
-            host_address=self._host_address,
-            host_block_bytes=self._host_block_bytes,
-            blocks_address=span.address,
-            slots_address=span.address + 8 * count,
-            num_blocks=count,
-            table_address=self._table_address,
-            num_segments=self._num_segments,
-            tile=self._tile,
-            full=self._full,
+        self._copy = kernel.PageCopy(
+            host_address=pool.device_address,
+            host_block_bytes=pool.block_bytes,
+            table_address=self._table.data_ptr(),
+            num_segments=table.shape[1],
+            tile=tile,
+            full=bool((table[3] == tile.columns).all()),
         )
+
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+        self._launch(self._gather, span, count, programs, stream)
+
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+        self._launch(self._scatter, span, count, programs, stream)
+
+    def _launch(self, kernel: object, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+        handle = 0 if stream is None else stream.cuda_stream
+        self._copy(kernel, span.address, span.address + 8 * count, count, programs=programs, stream=handle)
+
+    def compile(self) -> None:
+        """Build both kernels now, so that the first load of a step does not wait for a compiler."""
+        nothing = Span(np.empty(0, dtype=np.int64), self._table.data_ptr())
+        self.load(nothing, 0, 1, None)
+        self.store(nothing, 0, 1, None)
 
 
 def choose_path(layout: CacheLayout, pool: HostPool, name: str | None) -> Path:
@@ -112,13 +113,13 @@ def choose_path(layout: CacheLayout, pool: HostPool, name: str | None) -> Path:
         return ReferencePath(layout, pool)
     if name == "direct":
         path = DirectPath(layout, pool)
-        _compile(path)
+        path.compile()
         return path
     if name is not None:
         raise Refused(f"there is no path called {name!r}; choose from: direct, reference")
     try:
         path = DirectPath(layout, pool)
-        _compile(path)
+        path.compile()
     except Refused:
         return ReferencePath(layout, pool)
     except Exception as error:
@@ -127,13 +128,6 @@ def choose_path(layout: CacheLayout, pool: HostPool, name: str | None) -> Path:
         _log.warning("Triton cannot run here (%s); kvmove moves blocks with plain torch, which is slow", first_line)
         return ReferencePath(layout, pool)
     return path
-
-
-def _compile(path: DirectPath) -> None:
-    """Build both kernels now, so that the first load of a step does not wait for a compiler."""
-    nothing = Span(np.empty(0, dtype=np.int64), path._table_address)
-    path.load(nothing, 0, 1)
-    path.store(nothing, 0, 1)
 
 
 def _segment_table(layout: CacheLayout, row_bytes: int, word_bytes: int) -> np.ndarray:

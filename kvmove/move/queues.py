@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from enum import IntEnum
 from typing import Protocol
 
@@ -21,6 +22,9 @@ class Queue(IntEnum):
     EXPEDITED = 0
     BULK = 1
     STORE = 2
+
+
+Work = Callable[["torch.cuda.Stream | None"], None]  # launches on the stream it is given; None: runs at once
 
 
 class Mark(Protocol):
@@ -45,8 +49,8 @@ class Queues(Protocol):
     def at(self, event: torch.cuda.Event) -> Mark:
         """The point of a recorded event."""
 
-    def submit(self, queue: Queue, after: Iterable[Mark], work: Callable[[], None]) -> Mark:
-        """Run `work` (which launches on the current stream) in `queue` after the marks. Raises what it raises."""
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> Mark:
+        """Run `work` in `queue` after the marks. Raises what it raises."""
 
     def wait(self, mark: Mark) -> None:
         """Let the caller's stream wait for the mark, without blocking the host."""
@@ -94,15 +98,16 @@ class CudaQueues:
     def at(self, event: torch.cuda.Event) -> CudaMark:
         return CudaMark(event)
 
-    def submit(self, queue: Queue, after: Iterable[Mark], work: Callable[[], None]) -> CudaMark:
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> CudaMark:
         stream = self.streams[queue]
         for mark in after:
             assert isinstance(mark, CudaMark)
             stream.wait_event(mark.end)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(stream):
+        # Launches need the stream's device to be current; switching costs, and is rarely needed.
+        with nullcontext() if torch.cuda.current_device() == stream.device_index else torch.cuda.device(self.device):
             start.record(stream)
-            work()
+            work(stream)
             end.record(stream)
         return CudaMark(end, start)
 
@@ -142,9 +147,9 @@ class HostQueues:
     def at(self, event: torch.cuda.Event) -> HostMark:
         return HostMark()
 
-    def submit(self, queue: Queue, after: Iterable[Mark], work: Callable[[], None]) -> HostMark:
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> HostMark:
         began = time.perf_counter_ns()
-        work()
+        work(None)
         return HostMark(time.perf_counter_ns() - began)
 
     def wait(self, mark: Mark) -> None:

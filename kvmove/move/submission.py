@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +40,13 @@ class Submission:
     span: Span
     mark: Mark | None = None
     error: str | None = None
+    count: int = field(init=False)  # blocks of all its jobs
+    blocks: Index = field(init=False)  # their host blocks
+    slots: Index = field(init=False)  # their slots
 
-    @property
-    def count(self) -> int:
-        """Blocks of all its jobs."""
-        return len(self.span.array) // 2
-
-    @property
-    def blocks(self) -> Index:
-        return self.span.array[: self.count]
-
-    @property
-    def slots(self) -> Index:
-        return self.span.array[self.count :]
+    def __post_init__(self) -> None:
+        self.count = len(self.span.array) // 2
+        self.blocks, self.slots = self.span.array[: self.count], self.span.array[self.count :]
 
     def results(self, path: str, block_bytes: int) -> list[Result]:
         """How each of its jobs ended."""

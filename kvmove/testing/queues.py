@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from kvmove.move.queues import Mark, Queue
+from kvmove.move.queues import Mark, Queue, Work
 
 _ENGINE = -1  # the engine's own stream, as one more queue
 
@@ -55,8 +56,8 @@ class ManualQueues:
         assert isinstance(event, ManualMark)
         return event
 
-    def submit(self, queue: Queue, after: Iterable[Mark], work: Callable[[], None]) -> ManualMark:
-        return self._append(queue, after, work)
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> ManualMark:
+        return self._append(queue, after, partial(work, None))
 
     def wait(self, mark: Mark) -> None:
         self._append(_ENGINE, [mark], lambda: None)
