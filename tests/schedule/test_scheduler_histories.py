@@ -1,0 +1,254 @@
+"""Random histories of steps against a model that is too simple to be wrong."""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvmove import Action, Decision, Demotion, Hit, Lane, Refused, StepPlan, StepScheduler, schema
+
+REQUESTS = st.sampled_from("abcdefgh")
+BUDGETS = st.integers(0, 40)
+LOADS = (Action.SYNC, Action.ASYNC)
+ACTIONS = (Action.ASYNC, Action.SYNC, Action.RECOMPUTE, Action.DEFER, Action.SYNC)
+# What a policy may answer: a rule, a rule that does not exist, leading blocks, nonsense, or an error.
+ANSWERS = st.one_of(st.integers(0, 4), st.sampled_from([5, 255, -1, 256, None, "sync", ValueError("x"), KeyError()]))
+
+
+@dataclass
+class Rule:
+    action: Action
+
+
+class ScriptedPolicy:
+    """Gives the answer that the history wrote into it."""
+
+    name = "scripted"
+
+    def __init__(self, budget_bytes: int | None, policy_hash: str) -> None:
+        self.budget_bytes = budget_bytes
+        self.hash = policy_hash
+        self.rules = tuple(Rule(action) for action in ACTIONS)
+        self.answer: Any = 0
+
+    def decide(self, hit: Hit, step: Any) -> int:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[no-any-return]
+
+
+def make_hit(request: str, num_bytes: int, blocks: int = 1, compute: int = 1, deferrals: int = 0) -> Hit:
+    return Hit(
+        request=request,
+        bytes=num_bytes,
+        tokens=blocks,
+        blocks=blocks,
+        prompt_tokens=blocks + compute,
+        cached_tokens=0,
+        compute_tokens=compute,
+        deferrals=deferrals,
+    )
+
+
+class SchedulerHistory(RuleBasedStateMachine):
+    """The model keeps lists and adds them up again for every question."""
+
+    MAX_DEFERRALS = 3
+
+    @initialize(budget=st.none() | BUDGETS, policy_budget=st.none() | BUDGETS)
+    def start(self, budget: int | None, policy_budget: int | None) -> None:
+        self.policy = self.next_policy = ScriptedPolicy(policy_budget, "0")
+        self.next_budget = budget
+        self.scheduler = StepScheduler(self.policy, budget_bytes=budget, max_deferrals=self.MAX_DEFERRALS)
+        self.open = False
+        self.budget = 0
+        self.failed = False
+        self.decisions: list[Decision] = []
+        self.admitted: dict[str, int] = {}
+        self.stores: list[int] = []
+        self.jobs: list[int] = []
+        self.plans: list[StepPlan] = []
+        self.aborted = 0
+
+    def sync_bytes(self) -> int:
+        return sum(d.bytes for d in self.decisions if d.action is Action.SYNC)
+
+    def decision_of(self, request: str) -> Decision | None:
+        return next((d for d in self.decisions if d.request == request), None)
+
+    def forget(self, request: str) -> None:
+        self.decisions = [d for d in self.decisions if d.request != request]
+        self.admitted.pop(request, None)
+
+    @rule()
+    def begin(self) -> None:
+        self.aborted += self.open
+        self.policy = self.next_policy
+        budgets = [self.next_budget, self.policy.budget_bytes, schema.DEFAULT_BUDGET_BYTES]
+        self.budget = next(b for b in budgets if b is not None)
+        state = self.scheduler.begin_step()
+        assert (state.budget_bytes, state.budget_remaining_bytes, state.sync_loads) == (self.budget, self.budget, 0)
+        self.open, self.failed, self.decisions, self.admitted, self.stores = True, False, [], {}, []
+
+    @rule(budget=st.none() | BUDGETS)
+    def set_budget(self, budget: int | None) -> None:
+        self.next_budget = budget
+        self.scheduler.set_budget(budget)
+
+    @rule(budget=st.none() | BUDGETS, policy_hash=st.sampled_from("12"))
+    def set_policy(self, budget: int | None, policy_hash: str) -> None:
+        self.next_policy = ScriptedPolicy(budget, policy_hash)
+        self.scheduler.set_policy(self.next_policy)
+
+    @rule(
+        request=REQUESTS,
+        num_bytes=st.integers(1, 20),
+        blocks=st.integers(1, 4),
+        compute=st.integers(0, 2),
+        deferrals=st.integers(0, 5),
+        answer=ANSWERS,
+    )
+    def decide(self, request: str, num_bytes: int, blocks: int, compute: int, deferrals: int, answer: Any) -> None:
+        hit = make_hit(request, num_bytes, blocks, compute, deferrals)
+        self.policy.answer = answer
+        if not self.open or request in self.admitted:
+            with pytest.raises(Refused):
+                self.scheduler.decide(hit)
+            return
+        self.forget(request)
+        self.failed = self.failed or answer not in range(len(ACTIONS))
+        decision = self.scheduler.decide(hit)
+        asked = Action.SYNC if self.failed else ACTIONS[answer]
+        expected: Demotion | None = None
+        if self.failed:
+            expected = Demotion.POLICY_FAILED
+        elif asked is Action.SYNC and compute == 0:
+            expected = Demotion.NOTHING_TO_COMPUTE
+        elif asked is Action.SYNC and self.sync_bytes() + num_bytes > self.budget:
+            expected = Demotion.OVER_BUDGET
+        elif asked is Action.DEFER and deferrals >= self.MAX_DEFERRALS:
+            expected = Demotion.DEFERRED_TOO_OFTEN
+        assert decision.demotion is expected
+        assert decision.action is (Action.ASYNC if expected else asked)
+        assert decision.policy_hash == self.policy.hash
+        loads = decision.action in LOADS
+        assert (decision.blocks, decision.bytes) == ((blocks, num_bytes) if loads else (0, 0))
+        self.decisions.append(decision)
+
+    @rule(request=REQUESTS, wrong=st.sampled_from([0, 0, 0, 1]))
+    def admit(self, request: str, wrong: int) -> None:
+        decision = self.decision_of(request) if self.open else None
+        blocks = list(range((decision.blocks if decision else 1) + wrong))
+        if decision is None or decision.action not in LOADS or request in self.admitted or wrong:
+            with pytest.raises(Refused):
+                self.scheduler.admit(request, blocks, blocks)
+            return
+        load = self.scheduler.admit(request, blocks, blocks)
+        assert load.lane is (Lane.EXPEDITED if decision.action is Action.SYNC else Lane.BULK)
+        self.admitted[request] = load.job
+        self.jobs.append(load.job)
+
+    @rule(request=REQUESTS)
+    def refund(self, request: str) -> None:
+        if not self.open or self.decision_of(request) is None:
+            with pytest.raises(Refused):
+                self.scheduler.refund(request)
+            return
+        self.scheduler.refund(request)
+        self.forget(request)
+
+    @precondition(lambda self: self.open)
+    @rule(blocks=st.integers(1, 3))
+    def store(self, blocks: int) -> None:
+        job = self.scheduler.store(range(blocks), range(blocks)).job  # type: ignore[arg-type]
+        self.stores.append(job)
+        self.jobs.append(job)
+
+    @precondition(lambda self: self.open)
+    @rule()
+    def end(self) -> None:
+        plan = self.scheduler.end_step()
+        kept = [d for d in self.decisions if d.action not in LOADS or d.request in self.admitted]
+        sync = [d for d in kept if d.action is Action.SYNC]
+        assert list(plan.decisions) == kept
+        assert plan.sync_bytes == sum(d.bytes for d in sync) <= plan.budget_bytes == self.budget
+        assert {load.job for load in plan.sync_loads} == {self.admitted[d.request] for d in sync}
+        assert {load.job for load in (*plan.sync_loads, *plan.async_loads)} == set(self.admitted.values())
+        assert [store.job for store in plan.stores] == self.stores
+        self.plans.append(plan)
+        self.open = False
+
+    @rule()
+    def abort(self) -> None:
+        if not self.open:
+            with pytest.raises(Refused):
+                self.scheduler.abort_step()
+            return
+        self.scheduler.abort_step()
+        self.open = False
+        self.aborted += 1
+
+    @invariant()
+    def the_budget_holds_and_the_ledger_is_the_models(self) -> None:
+        self.scheduler.check_integrity()
+        step = self.scheduler._step
+        assert (step is not None) == self.open
+        if step is not None:
+            assert 0 <= self.sync_bytes() <= self.budget
+            assert step.ledger.budget_remaining_bytes == self.budget - self.sync_bytes()
+            assert step.ledger.sync_loads == sum(d.action is Action.SYNC for d in self.decisions)
+        assert self.jobs == list(range(len(self.jobs)))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        statistics = self.scheduler.statistics()
+        planned = [d for plan in self.plans for d in plan.decisions]
+        assert (statistics.steps, statistics.aborted_steps) == (len(self.plans), self.aborted)
+        assert statistics.jobs == len(self.jobs)
+        assert statistics.budget_offered_bytes == sum(plan.budget_bytes for plan in self.plans)
+        assert statistics.budget_used_bytes == sum(plan.sync_bytes for plan in self.plans)
+        assert statistics.admitted_bytes[Lane.BULK] == sum(d.bytes for d in planned if d.action is Action.ASYNC)
+        assert statistics.decisions == {a: sum(d.action is a for d in planned) for a in Action}
+        assert statistics.demotions == {a: sum(d.demotion is a for d in planned) for a in Demotion}
+        matched = [d for d in planned if d.demotion is not Demotion.POLICY_FAILED]
+        assert sum(sum(counts) for counts in statistics.rules.values()) == len(matched)
+
+
+logging.getLogger("kvmove.schedule").addHandler(logging.NullHandler())  # failing policies are most of the histories
+TestSchedulerHistory = SchedulerHistory.TestCase
+TestSchedulerHistory.settings = settings(max_examples=300, stateful_step_count=40)
+
+
+def trace_of(seed: int) -> list[StepPlan]:
+    """Run a long random history and return its plans."""
+    rng = random.Random(seed)
+    policy = ScriptedPolicy(None, "0")
+    scheduler = StepScheduler(policy, budget_bytes=60)
+    plans = []
+    for _ in range(60):
+        scheduler.begin_step()
+        for _ in range(rng.randrange(12)):
+            policy.answer = rng.choice([0, 1, 1, 2, 3, 4, 4, None] if rng.random() < 0.1 else [0, 1, 2, 3])
+            hit = make_hit(f"r{rng.randrange(10)}", rng.randint(1, 30), rng.randint(1, 3), rng.randrange(3))
+            if any(hit.request == done for done in scheduler._step.loads):  # type: ignore[union-attr]
+                scheduler.refund(hit.request)
+            decision = scheduler.decide(hit)
+            if decision.blocks and rng.random() < 0.7:
+                slots = [rng.randrange(100) for _ in range(decision.blocks)]
+                scheduler.admit(hit.request, slots, slots)
+        plans.append(scheduler.end_step())
+    return plans
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    """Nothing but the calls decides: no clock, no order of a set, no identity of an object."""
+    assert trace_of(1) == trace_of(1)
+    assert trace_of(1) != trace_of(2)
