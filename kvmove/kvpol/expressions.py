@@ -1,0 +1,327 @@
+"""Checks one expression: its names, its types and units, and that it is exact and bounded.
+
+Every mistake is reported where it is; an expression with a mistake means None, and nothing that uses it is
+reported for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvmove import schema
+from kvmove.kvpol import checked, exact, tree, whole
+from kvmove.kvpol.calls import check_call
+from kvmove.kvpol.exact import Ratio
+from kvmove.kvpol.findings import Findings, Fix, Note
+from kvmove.kvpol.scope import FUNCTIONS, Amount, Claim, Meaning, Scope, type_name
+from kvmove.kvpol.source import Source, Span, quoted
+from kvmove.kvpol.suggest import did_you_mean
+from kvmove.kvpol.units import CANONICAL, NUMBER, OF_SCHEMA, QuantityError, parse_quantity
+
+_VERBS = {"+": "add {right} to {left}", "-": "subtract {right} from {left}"}
+
+
+class ExpressionChecker:
+    """Gives expressions their meaning in `scope`, and reports mistakes to `findings`."""
+
+    def __init__(self, source: Source, scope: Scope, findings: Findings) -> None:
+        self.source, self.scope, self.findings = source, scope, findings
+
+    def check(self, expr: tree.Expr) -> Meaning:  # noqa: PLR0911 - one return for each kind of node
+        """What `expr` means, or None after reporting why it means nothing."""
+        match expr:
+            case tree.Quantity():
+                return self._quantity(expr)
+            case tree.Boolean():
+                return Claim(checked.Truth(expr.value))
+            case tree.Name():
+                return self._name(expr)
+            case tree.Call():
+                return check_call(self, expr)
+            case tree.Negate():
+                return self._negate(expr)
+            case tree.SumOf():
+                return self._sum(expr)
+            case tree.ProductOf():
+                return self._product(expr)
+            case tree.Compare():
+                return self._compare(expr)
+            case tree.Not():
+                return self._not(expr)
+        return self._joined(expr)
+
+    def check_all(self, exprs: Sequence[tree.Expr]) -> list[Meaning]:
+        """The meaning of each of `exprs`."""
+        meanings = []
+        for e in exprs:
+            meanings.append(self.check(e))  # noqa: PERF401 - a comprehension is one more frame per level
+        return meanings
+
+    def condition(self, expr: tree.Expr, what: str) -> Claim | None:
+        """The meaning of `expr`, which has to be true or false; `what` names its role in a message."""
+        meaning = self.check(expr)
+        if isinstance(meaning, Amount):
+            help = "compare it with something, as in `bytes <= budget_remaining`"
+            self.findings.error(f"{what} is true or false, but this is {type_name(meaning)}", expr.span, help=help)
+            return None
+        return meaning
+
+    def amount(
+        self, span: Span, make: Callable[[], Ratio], operands: Sequence[Amount], like: Amount | None = None
+    ) -> Amount | None:
+        """The amount that `make` computes from `operands`, or None after reporting that it is not bounded."""
+        like = like or operands[0]
+        try:
+            ratio = make()
+        except whole.TooLarge as e:
+            self.findings.error(
+                f"this can reach 2^{e.bits}, and amounts stay below 2^128",
+                span,
+                help="divide earlier, or bound a part with `min` or `clamp`",
+            )
+            return None
+        except whole.TooComplex:
+            self.findings.error("this expression needs too many operations", span, help="simplify it or its lets")
+            return None
+        needs = frozenset[schema.Variable]().union(*(o.needs for o in operands))
+        return Amount(ratio, like.dimension, needs, any(o.tunable for o in operands))
+
+    def _quantity(self, expr: tree.Quantity) -> Meaning:
+        try:
+            value, dimension = parse_quantity(expr.text)
+        except QuantityError as e:
+            fix = Fix(expr.span, e.replacement) if e.replacement else None
+            self.findings.error(e.message, expr.span, help=e.help, fix=fix)
+            return None
+        return self.amount(expr.span, lambda: exact.constant(value), [], Amount(exact.constant(value % 1), dimension))
+
+    def _name(self, expr: tree.Name) -> Meaning:
+        name, scope = expr.name, self.scope
+        v = schema.BY_NAME.get(name)
+        if v is not None:
+            if v.scope is schema.Scope.OUTCOME and not scope.in_assert:
+                message = f"`{name}` is known only after the decision"
+                self.findings.error(message, expr.span, help="it can be read in an `assert` alone")
+                return None
+            needs = frozenset([v]) if v.optional else frozenset[schema.Variable]()
+            self._note_reads(needs, expr.span)
+            return Amount(exact.variable(v), OF_SCHEMA[v.unit], needs)
+        definition = scope.defined.get(name)
+        if definition is None:
+            self._unknown_name(expr)
+            return None
+        definition.used = True
+        if isinstance(definition.meaning, Amount):
+            self._note_reads(definition.meaning.needs, expr.span)
+        return definition.meaning
+
+    def _note_reads(self, needs: frozenset[schema.Variable], span: Span) -> None:
+        for v in needs:
+            self.scope.reads.setdefault(v, span)
+
+    def _unknown_name(self, expr: tree.Name) -> None:
+        scope = self.scope
+        if expr.name in scope.damaged:
+            return
+        if expr.name in scope.later:
+            self.findings.error(
+                f"`{expr.name}` is used before it is defined",
+                expr.span,
+                help="move the definition up",
+                notes=(Note("it is defined here", scope.later[expr.name]),),
+            )
+            return
+        help = did_you_mean(expr.name, scope.known_names())
+        if expr.name in FUNCTIONS:
+            help = f"`{expr.name}` is a function: give it arguments in parentheses"
+        self.findings.error(f"unknown name {quoted(expr.name)}", expr.span, help=help)
+
+    def _negate(self, expr: tree.Negate) -> Meaning:
+        operand = self.check(expr.operand)
+        if operand is None:
+            return None
+        if isinstance(operand, Claim):
+            self.findings.error("`-` needs an amount, but this is a condition", expr.operand.span, help="write `not`")
+            return None
+        value = operand
+        return self.amount(expr.span, lambda: exact.add([], [value.ratio]), [value])
+
+    def _sum(self, expr: tree.SumOf) -> Meaning:
+        meanings = self.check_all(expr.operands)
+        amounts = self._amounts(expr, meanings)
+        first = next((i for i, m in enumerate(meanings) if m is not None), None)
+        if first is None:
+            return None
+        agree = True
+        for i in range(first + 1, len(meanings)):
+            left, right = meanings[first], meanings[i]
+            if isinstance(left, Amount) and isinstance(right, Amount) and left.dimension != right.dimension:
+                operator = expr.operators[i - 1]
+                verb = _VERBS[operator.text].format(left=type_name(left), right=type_name(right))
+                self._mismatch(verb, operator, (expr.operands[first], left), (expr.operands[i], right))
+                agree = False
+        if amounts is None or not agree:
+            return None
+        plus = [a.ratio for i, a in enumerate(amounts) if i == 0 or expr.operators[i - 1].text == "+"]
+        minus = [a.ratio for i, a in enumerate(amounts) if i > 0 and expr.operators[i - 1].text == "-"]
+        return self.amount(expr.span, lambda: exact.add(plus, minus), amounts)
+
+    def _product(self, expr: tree.ProductOf) -> Meaning:
+        meanings = self.check_all(expr.operands)
+        amounts = self._amounts(expr, meanings)
+        if amounts is None:
+            return None
+        result: Amount | None = amounts[0]
+        for i, right in enumerate(amounts[1:], 1):
+            left = result
+            if left is None:
+                return None
+            operand, divides = expr.operands[i], expr.operators[i - 1].text == "/"
+            combine = exact.divide if divides else exact.multiply
+            span = expr.operands[0].span.to(operand.span)
+            dimension = left.dimension / right.dimension if divides else left.dimension * right.dimension
+            like = Amount(left.ratio, dimension)
+            try:
+                result = self.amount(span, partial(combine, left.ratio, right.ratio), [left, right], like)
+            except exact.MayDivideByZero:
+                self._may_be_zero(operand, right)
+                return None
+        return result
+
+    def _may_be_zero(self, operand: tree.Expr, divisor: Amount) -> None:
+        text = self.source.slice(operand.span)
+        if divisor.ratio.is_constant:
+            self.findings.error("this divides by zero", operand.span)
+            return
+        unit = CANONICAL.get(divisor.dimension)
+        help = None
+        if unit is not None and divisor.ratio.range.low >= 0 and len(text) <= 40:
+            help = f"divide by something that cannot be, such as `max({text}, 1{unit})`"
+        self.findings.error(f"{quoted(text)} may be zero here, and it divides", operand.span, help=help)
+
+    def _amounts(self, expr: tree.SumOf | tree.ProductOf, meanings: Sequence[Meaning]) -> list[Amount] | None:
+        """The operands as amounts, or None when one is not (reported here) or has a mistake (reported before)."""
+        amounts = [m for m in meanings if isinstance(m, Amount)]
+        for operand, m in zip(expr.operands, meanings, strict=True):
+            if isinstance(m, Claim):
+                operator = expr.operators[0].text
+                self.findings.error(f"`{operator}` needs amounts, but this is a condition", operand.span)
+        return amounts if len(amounts) == len(meanings) else None
+
+    def _compare(self, expr: tree.Compare) -> Meaning:
+        meanings = self.check_all(expr.operands)
+        for operand, m in zip(expr.operands, meanings, strict=True):
+            if isinstance(m, Claim):
+                symbol = expr.operators[0].text
+                help = "use the condition itself, or `not` and the condition"
+                self.findings.error(f"`{symbol}` compares amounts, but this is a condition", operand.span, help=help)
+        comparisons: list[checked.Condition | None] = []
+        for i, operator in enumerate(expr.operators):
+            left, right = meanings[i], meanings[i + 1]
+            if isinstance(left, Amount) and isinstance(right, Amount):
+                sides = (expr.operands[i], left), (expr.operands[i + 1], right)
+                comparisons.append(self._comparison(expr, operator, *sides))
+            else:
+                comparisons.append(None)
+        found = [c for c in comparisons if c is not None]
+        if len(found) < len(comparisons):
+            return None
+        tunable = any(m.tunable for m in meanings if m is not None)
+        return self._claim(expr.span, lambda: checked.every(tuple(found)), tunable)
+
+    def _comparison(
+        self,
+        expr: tree.Compare,
+        operator: tree.Word,
+        left_side: tuple[tree.Expr, Amount],
+        right_side: tuple[tree.Expr, Amount],
+    ) -> checked.Condition | None:
+        left, right = left_side[1], right_side[1]
+        if left.dimension != right.dimension:
+            self._mismatch(f"compare {type_name(left)} with {type_name(right)}", operator, left_side, right_side)
+            return None
+        needs = tuple(sorted(left.needs | right.needs, key=lambda v: v.name))
+        try:
+            a, b = exact.sides(left.ratio, right.ratio)
+        except (whole.TooLarge, whole.TooComplex):
+            self.findings.error("this comparison needs too many operations", expr.span, help="simplify its sides")
+            return None
+        always = _always(operator.text, a, b)
+        if always is False or (always and not needs):
+            if not (left.tunable or right.tunable):
+                self.findings.warn(
+                    f"this comparison is always {'true' if always else 'false'}",
+                    left_side[0].span.to(right_side[0].span),
+                    notes=tuple(self._range_note(*side) for side in (left_side, right_side)),
+                )
+            # With an estimate that may be unknown it stays: then its opposite is false too.
+            if not needs:
+                return checked.Truth(always)
+        return checked.Compare(operator.text, a, b, needs)
+
+    def _range_note(self, operand: tree.Expr, amount: Amount) -> Note:
+        low, high = amount.ratio.range.low, amount.ratio.range.high
+        unit = CANONICAL.get(amount.dimension, "")
+        text = quoted(self.source.slice(operand.span))
+        if low == high:
+            return Note(f"{text} is {low}{unit}")
+        return Note(f"{text} lies between {low}{unit} and {high}{unit}")
+
+    def _mismatch(
+        self, verb: str, operator: tree.Word, left: tuple[tree.Expr, Amount], right: tuple[tree.Expr, Amount]
+    ) -> None:
+        for (operand, amount), (_, other) in ((left, right), (right, left)):
+            unit = CANONICAL.get(other.dimension)
+            bare = isinstance(operand, tree.Quantity) and amount.dimension == NUMBER and not operand.text.endswith("%")
+            if bare and unit and isinstance(operand, tree.Quantity):
+                self.findings.error(
+                    f"cannot {verb}",
+                    operator.span,
+                    help=f"give {quoted(operand.text)} its unit, such as `{operand.text}{unit}`",
+                    fix=Fix(operand.span, operand.text + unit),
+                )
+                return
+        notes = []
+        for operand, amount in (left, right):
+            phrase = type_name(amount) if amount.dimension == NUMBER else f"in {type_name(amount)}"
+            notes.append(Note(f"{quoted(self.source.slice(operand.span))} is {phrase}"))
+        self.findings.error(f"cannot {verb}", operator.span, notes=tuple(notes))
+
+    def _not(self, expr: tree.Not) -> Meaning:
+        claim = self.condition(expr.item, "what `not` turns round")
+        return None if claim is None else Claim(checked.opposite(claim.condition), claim.tunable)
+
+    def _joined(self, expr: tree.AllOf | tree.AnyOf) -> Meaning:
+        word = "and" if isinstance(expr, tree.AllOf) else "or"
+        claims: list[Claim | None] = []
+        for item in expr.items:
+            claims.append(self.condition(item, f"each side of `{word}`"))  # noqa: PERF401 - one more frame per level
+        found = [c for c in claims if c is not None]
+        if len(found) < len(claims):
+            return None
+        join = checked.every if word == "and" else checked.some
+        conditions = tuple(c.condition for c in found)
+        return self._claim(expr.span, lambda: join(conditions), any(c.tunable for c in found))
+
+    def _claim(self, span: Span, make: Callable[[], checked.Condition], tunable: bool) -> Claim | None:
+        try:
+            return Claim(make(), tunable)
+        except whole.TooComplex:
+            self.findings.error("this condition builds on too many levels of lets", span, help="simplify its lets")
+            return None
+
+
+def _always(operator: str, left: whole.Whole, right: whole.Whole) -> bool | None:
+    """What the comparison gives for every hit and step, as far as the intervals tell."""
+    if operator in (">", ">="):
+        left, right, operator = right, left, operator.replace(">", "<")
+    if operator == "<":
+        return True if left.high < right.low else False if left.low >= right.high else None
+    if operator == "<=":
+        return True if left.high <= right.low else False if left.low > right.high else None
+    apart = left.high < right.low or right.high < left.low
+    same = left.low == left.high == right.low == right.high
+    if not apart and not same:
+        return None
+    return same == (operator == "==")
