@@ -2,8 +2,8 @@
 
 A cache's pages are cut into *segments* of at most one tile row. The segment table says for each where it
 is; the kernels walk the pairs (block, segment) in tiles of ROWS segments x COLUMNS words, so that a tile
-holds many small pages or a part of a large one, and a program has the same number of bytes in flight
-for any page size.
+holds many small pages or a part of a large one, and a program has about the same number of bytes in
+flight for any page size.
 
     segment table, int64 (4, segments)          example: 2 pages of 20 KiB, tile rows of 16 KiB
       0  address of the segment in slot 0       page 0: [0, 16 KiB) and [16 KiB, 20 KiB)
@@ -23,12 +23,13 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# A tile is 64 KiB: what one program needs in flight so that four saturate PCIe Gen5 x16 on an H200.
-# Wider rows would not help (16 KiB is far above a PCIe read request); narrower tiles need more programs.
-TILE_BYTES = 64 << 10
+# A program keeps NUM_STAGES tiles in flight. 4 x 16 KiB let four programs saturate PCIe Gen5 x16 on an H200 with pages
+# of 4 KiB and more (0.92 of contiguous DMA; one 16 KiB tile at a time: 0.6). One tile of 64 KiB does nearly as
+# well, but a small load then has too few tiles to keep many programs busy. (docs/benchmarking.md has the sweep.)
+TILE_BYTES = 16 << 10
 ROW_BYTES = 16 << 10
 NUM_WARPS = 8
-NUM_STAGES = 1
+NUM_STAGES = 4
 
 
 @triton.jit

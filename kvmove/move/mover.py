@@ -59,7 +59,7 @@ class Mover:
         Args:
             path: `direct` or `reference`; None takes the best one that works on this machine.
             index_capacity: indices (two a block) of all jobs in flight together. By default enough for twice
-                the cache, or for the cache once where twice would be more than a million; at least 4,096.
+                the cache, or for the cache once where twice would be more than a million; at least 65,536.
             queues: where the copies run; None takes the device's own. Tests pass slow ones.
 
         Raises:
@@ -78,7 +78,7 @@ class Mover:
         self._path: Path = choose_path(layout, pool, path)
         self._queues = queues or queues_for(layout.device)
         self._programs = dict(DEFAULT_PROGRAMS)
-        capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 4096)
+        capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
         hazards = Hazards(layout.num_slots, pool.num_blocks)
         self._flight = Flight(hazards, self._ring, self._path.name, layout.block_bytes)

@@ -19,7 +19,7 @@ DEVICES = ["cpu", ON_GPU]
 
 @st.composite
 def kv_caches(draw: st.DrawFn) -> dict[str, int]:
-    """Draw the shape of a per-layer K and V cache; a page has `words` words of `word_bytes` bytes, odd counts included."""
+    """Draw the shape of a per-layer K and V cache; a page has `words` words, odd counts included."""
     return {
         "layers": draw(st.integers(1, 4)),
         "slots": draw(st.integers(1, 12)),
