@@ -94,9 +94,13 @@ def build_expression(node: _Node) -> tree.Expr:
     return _CHAINED[kind](span, tuple(operands), tuple(operators))
 
 
-_PREFIXED = {"inverse": tree.Not, "negate": tree.Negate}
-_JOINED = {"any_of": tree.AnyOf, "all_of": tree.AllOf}
-_CHAINED = {"compare": tree.Compare, "sum_of": tree.SumOf, "product_of": tree.ProductOf}
+_PREFIXED: dict[str, type[tree.Not] | type[tree.Negate]] = {"inverse": tree.Not, "negate": tree.Negate}
+_JOINED: dict[str, type[tree.AnyOf] | type[tree.AllOf]] = {"any_of": tree.AnyOf, "all_of": tree.AllOf}
+_CHAINED: dict[str, type[tree.Compare] | type[tree.SumOf] | type[tree.ProductOf]] = {
+    "compare": tree.Compare,
+    "sum_of": tree.SumOf,
+    "product_of": tree.ProductOf,
+}
 
 
 def _word(token: Token) -> tree.Word:

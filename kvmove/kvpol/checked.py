@@ -150,12 +150,13 @@ class CheckedLet:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRule:
-    """A rule. `condition` is TRUE for a rule without one."""
+    """A rule. `condition` is TRUE for a rule without one; `unconditional` says that the text has none, or `true`."""
 
     action: Action
     label: str | None
     condition: Condition
     limit: Limit | None
+    unconditional: bool
     span: Span
 
 
@@ -195,3 +196,11 @@ class Program:
     lets: tuple[CheckedLet, ...]
     rules: tuple[CheckedRule, ...]  # without the implicit last rule
     asserts: tuple[CheckedAssert, ...]
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the last rule always matches, so that there is no implicit one."""
+        if not self.rules:
+            return False
+        last = self.rules[-1]
+        return last.limit is None and last.unconditional

@@ -220,7 +220,7 @@ class _Checker:
         if condition is None or (rule.limit is not None and limit is None):
             return
         label = rule.label.text if rule.label else None
-        self.rules.append(CheckedRule(rule.action, label, condition, limit, rule.span))
+        self.rules.append(CheckedRule(rule.action, label, condition, limit, _unconditional(rule), rule.span))
 
     def _order(self, rule: tree.Rule) -> None:
         label = rule.label
@@ -237,8 +237,7 @@ class _Checker:
                 notes=(Note("this rule always matches", self.always.span),),
             )
             self.dead_reported = True
-        literally_true = isinstance(rule.condition, tree.Boolean) and rule.condition.value
-        if self.always is None and rule.limit is None and (rule.condition is None or literally_true):
+        if self.always is None and rule.limit is None and _unconditional(rule):
             self.always = rule
 
     def _limit(self, expr: tree.Expr) -> Limit | None:
@@ -313,3 +312,7 @@ class _Checker:
             self.override_problems.append(
                 f"there is no param {quoted(name)}; {help or 'the params are ' + listed(names)}"
             )
+
+
+def _unconditional(rule: tree.Rule) -> bool:
+    return rule.condition is None or (isinstance(rule.condition, tree.Boolean) and rule.condition.value)

@@ -103,9 +103,6 @@ def const(value: int) -> Whole:
     return Const(value, value, 1, 1)
 
 
-ONE = const(1)
-
-
 def read(variable: Variable) -> Whole:
     """A variable, within its range."""
     return Read(variable.low, variable.high, 1, 1, variable)
@@ -224,3 +221,6 @@ def _shape(items: Sequence[Whole]) -> tuple[int, int]:
     if size > MAX_SIZE or depth > MAX_DEPTH:
         raise TooComplex
     return size, depth
+
+
+ONE = const(1)

@@ -1,0 +1,54 @@
+"""Where policies are found: by bare name among those that come with kvmove, by path anywhere else."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+from kvmove.errors import PolicyError
+from kvmove.kvpol.limits import MAX_BYTES, decode
+from kvmove.kvpol.source import Source
+from kvmove.kvpol.suggest import did_you_mean, listed
+
+SUFFIX = ".kvpol"
+
+
+def shipped() -> list[str]:
+    """The names of the policies that come with kvmove."""
+    names = (entry.name for entry in files("kvmove.policies").iterdir())
+    return sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+
+
+def read(name_or_path: str | os.PathLike[str]) -> Source:
+    """The text of a policy: `budgeted` is one that comes with kvmove, `./budgeted.kvpol` is a file.
+
+    Raises:
+        PolicyError: there is no such policy, or it is not a text.
+    """
+    name = os.fspath(name_or_path)
+    bare = isinstance(name_or_path, str) and not os.path.dirname(name) and not name.endswith(SUFFIX)
+    if bare and name in shipped():
+        return decode(files("kvmove.policies").joinpath(name + SUFFIX).read_bytes(), name + SUFFIX)
+    path = Path(name)
+    if bare and not path.exists():
+        help = did_you_mean(name, shipped()) or f"kvmove comes with {listed(shipped())}"
+        raise PolicyError(f"there is no policy `{name}`; {help}; a path names any other file")
+    return read_file(path)
+
+
+def read_file(path: Path) -> Source:
+    """The text of the policy file `path`.
+
+    Raises:
+        PolicyError: the file cannot be read, or is not a text.
+    """
+    try:
+        with path.open("rb") as f:
+            # One byte over the limit (and a byte order mark) tells that a file is too large, however large it is.
+            data = f.read(MAX_BYTES + 4)
+    except OSError as e:
+        raise PolicyError(f"{path}: cannot be read: {(e.strerror or str(e)).lower()}") from None
+    except ValueError:
+        raise PolicyError(f"{str(path)!r}: this is no path") from None
+    return decode(data, str(path))

@@ -1,0 +1,162 @@
+"""`Policy`: a checked and compiled policy, as an engine's scheduler uses it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Any
+
+from kvmove.errors import PolicyError
+from kvmove.kvpol import library
+from kvmove.kvpol.analyse import Analysis, analyse
+from kvmove.kvpol.checked import Program
+from kvmove.kvpol.compiler import compile_program
+from kvmove.kvpol.findings import Finding, Severity
+from kvmove.kvpol.params import Override, Overrides
+from kvmove.kvpol.render import render
+from kvmove.kvpol.source import Source
+from kvmove.records import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a policy. The implicit last rule has no line."""
+
+    index: int
+    label: str | None
+    action: Action
+    text: str  # as written in the file
+    line: int | None  # counted from 1
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether this is the `async` that ends every policy which does not end itself."""
+        return self.line is None
+
+
+class Policy:
+    """A policy that can decide. Make one with `Policy.load` or `Policy.parse`; it never changes.
+
+    Attributes:
+        name: The name that the file gives itself, else the file's stem, else `policy`.
+        text: The policy as written.
+        hash: 12 hexadecimal digits of the SHA-256 of the text and the effective params.
+        params: The effective value of each param in canonical units (bytes, tokens, nanoseconds): an int, a
+            bool, or for a number that is not whole a Fraction.
+        budget_bytes: The step budget that the policy or an override names, in bytes; None when neither does.
+        rules: The rules, with the implicit last rule where the file does not end with a rule that always matches.
+        warnings: What looks like a mistake and does not keep the policy from being used.
+        decide: The compiled function `decide(hit, step) -> int`, which reads the attributes of `Hit` and
+            `StepState` and returns `(blocks << 8) | rule`: the index of the rule that matched, and the leading
+            blocks to load, 0 for the whole hit. It is pure.
+    """
+
+    __slots__ = (
+        "_origin", "analysis", "budget_bytes", "decide", "hash", "name", "params", "program", "rules", "text",
+        "warnings",
+    )  # fmt: skip
+
+    name: str
+    text: str
+    hash: str
+    params: Mapping[str, int | Fraction | bool]
+    budget_bytes: int | None
+    rules: tuple[Rule, ...]
+    warnings: tuple[Finding, ...]
+    decide: Callable[[Any, Any], int]
+    analysis: Analysis
+    program: Program
+
+    def __init__(self, analysis: Analysis, overrides: Overrides, default_name: str) -> None:
+        program = analysis.usable()
+        _refuse_limits(program, analysis.source)
+        source = analysis.source
+        self.analysis, self.program = analysis, program
+        self.text = source.text
+        self.name = program.name or default_name
+        self.params = MappingProxyType({name: _plain(value) for name, value in program.params.items()})
+        self.budget_bytes = program.budget_bytes
+        self.rules = _rules(program, source)
+        self.warnings = tuple(f for f in analysis.findings if not f.is_error)
+        self.hash = _hash(self.text, self.params)
+        self.decide = compile_program(program, source)
+        self._origin = (source.name, dict(overrides), default_name)
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str], params: Overrides | None = None) -> Policy:
+        """The policy that comes with kvmove under a bare name (`"budgeted"`), or the one in a file.
+
+        `params` overrides params of the file: an int in canonical units (bytes, tokens, nanoseconds), a text as
+        a policy would write it (`"128MiB"`), or a bool. `budget` can be given for every policy.
+
+        Raises:
+            PolicyError: there is no such policy, it has mistakes (`findings` has them all), or a param is
+                unknown or of another unit.
+        """
+        source = library.read(name_or_path)
+        return cls._from_source(source, params or {}, PurePath(source.name).stem or "policy")
+
+    @classmethod
+    def parse(cls, text: str, *, name: str | None = None, params: Overrides | None = None) -> Policy:
+        """The policy that `text` holds; `name` is its name unless the text gives one, and stands in messages.
+
+        Raises:
+            PolicyError: as `load`.
+        """
+        return cls._from_source(Source(name or "<policy>", text.removeprefix("\ufeff")), params or {}, name or "policy")
+
+    @classmethod
+    def _from_source(cls, source: Source, overrides: Overrides, default_name: str) -> Policy:
+        return cls(analyse(source, overrides), overrides, default_name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.text, *self._origin)
+
+    def __repr__(self) -> str:
+        return f"<Policy {self.name} {self.hash}, {len(self.rules)} rules>"
+
+
+def _restore(text: str, source_name: str, overrides: dict[str, Override], default_name: str) -> Policy:
+    return Policy(analyse(Source(source_name, text), overrides), overrides, default_name)
+
+
+def _refuse_limits(program: Program, source: Source) -> None:
+    findings = [
+        Finding(
+            Severity.ERROR,
+            "`at most` is checked but not compiled yet in this version",
+            rule.limit.span,
+            "without it the rule loads the whole hit",
+        )
+        for rule in program.rules
+        if rule.limit is not None
+    ]
+    if findings:
+        raise PolicyError("\n\n".join(render(f, source) for f in findings), findings)
+
+
+def _rules(program: Program, source: Source) -> tuple[Rule, ...]:
+    rules = [
+        Rule(i, r.label, r.action, source.slice(r.span), source.line_of(r.span.start))
+        for i, r in enumerate(program.rules)
+    ]
+    if not program.ends_itself:
+        rules.append(Rule(len(rules), None, Action.ASYNC, "async", None))
+    return tuple(rules)
+
+
+def _hash(text: str, params: Mapping[str, int | Fraction | bool]) -> str:
+    effective = "".join(f"\n{name}={value}" for name, value in sorted(params.items()))
+    # The length keeps a text that ends like a param apart from a param.
+    return hashlib.sha256(f"{len(text)}\n{text}{effective}".encode()).hexdigest()[:12]
+
+
+def _plain(value: Fraction | bool) -> int | Fraction | bool:
+    if isinstance(value, bool) or value.denominator != 1:
+        return value
+    return int(value)
