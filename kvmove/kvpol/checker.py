@@ -310,7 +310,7 @@ class _Checker:
             help = did_you_mean(name, [*self.params, "budget"])
             names = [n for n in self.params if n != "budget"] + ["budget"]
             self.override_problems.append(
-                f"there is no param {quoted(name)}; {help or 'the params are ' + listed(names)}"
+                f"there is no param {quoted(name)}\n  = help: {help or 'the params are ' + listed(names)}"
             )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvmove.errors import PolicyError
 from kvmove.kvpol.limits import MAX_BYTES, decode
-from kvmove.kvpol.source import Source
+from kvmove.kvpol.source import Source, printable, quoted
 from kvmove.kvpol.suggest import did_you_mean, listed
 
 SUFFIX = ".kvpol"
@@ -32,8 +32,9 @@ def read(name_or_path: str | os.PathLike[str]) -> Source:
         return decode(files("kvmove.policies").joinpath(name + SUFFIX).read_bytes(), name + SUFFIX)
     path = Path(name)
     if bare and not path.exists():
-        help = did_you_mean(name, shipped()) or f"kvmove comes with {listed(shipped())}"
-        raise PolicyError(f"there is no policy `{name}`; {help}; a path names any other file")
+        lines = [f"there is no policy {quoted(name)}", did_you_mean(name, shipped())]
+        lines += [f"kvmove comes with {listed(shipped())}; a path names any other file"]
+        raise PolicyError("\n  = help: ".join(line for line in lines if line))
     return read_file(path)
 
 
@@ -48,7 +49,7 @@ def read_file(path: Path) -> Source:
             # One byte over the limit (and a byte order mark) tells that a file is too large, however large it is.
             data = f.read(MAX_BYTES + 4)
     except OSError as e:
-        raise PolicyError(f"{path}: cannot be read: {(e.strerror or str(e)).lower()}") from None
+        raise PolicyError(f"{printable(str(path))}: cannot be read: {(e.strerror or str(e)).lower()}") from None
     except ValueError:
-        raise PolicyError(f"{str(path)!r}: this is no path") from None
+        raise PolicyError(f"{quoted(str(path))} is no path") from None
     return decode(data, str(path))

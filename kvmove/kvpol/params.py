@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 from kvmove import schema
-from kvmove.kvpol.source import printable
-from kvmove.kvpol.units import BYTES, CANONICAL, TYPES, Dimension, QuantityError, parse_quantity, show
+from kvmove.kvpol.source import quoted
+from kvmove.kvpol.units import BYTES, CANONICAL, NUMBER, TYPES, Dimension, QuantityError, parse_quantity, show
 from kvmove.kvpol.whole import MAX_MAGNITUDE
 
 Override = int | str | bool | Fraction
@@ -55,9 +55,11 @@ def _from_text(name: str, text: str, type_name: str, dimension: Dimension | None
     except QuantityError as e:
         raise BadOverride(f"param `{name}`: {e.message}" + (f"; {e.help}" if e.help else "")) from None
     if given != dimension:
+        is_number = "is a number" if given == NUMBER else f"is in {given}"
+        wanted = "is a number" if dimension == NUMBER else f"is in {type_name}"
         unit = CANONICAL[dimension]
-        needs = f"is in {type_name}: give it a unit, such as `{unit}`" if unit else "is a number: give it no unit"
-        raise BadOverride(f"param `{name}` {needs}; {_shown(text)} is in {given}")
+        help = f"; write it like `{digits}{unit}`" if unit and given == NUMBER and text[-1:] != "%" else ""
+        raise BadOverride(f"param `{name}` {wanted}, but {_shown(text)} {is_number}{help}")
     return _bounded(name, -amount if text.startswith("-") else amount, type_name, dimension)
 
 
@@ -85,5 +87,4 @@ def _a(type_name: str) -> str:
 
 
 def _shown(given: object) -> str:
-    text = printable(str(given))
-    return "`" + (text if len(text) <= 40 else text[:37] + "...") + "`"
+    return quoted(str(given))
