@@ -49,7 +49,7 @@ class LeastRecentlyUsed:
 
     The order is a doubly linked ring through two arrays indexed by block: eight bytes a block, where an ordered
     dict would take more than a hundred. The ring's anchor has the index `num_blocks`; following `_newer` from
-    it goes from the least to the most recently used block. A block outside the ring points to itself.
+    it goes from the least to the most recently used block. The links of a block outside the ring mean nothing.
     """
 
     __slots__ = ("_anchor", "_newer", "_num_candidates", "_older")
@@ -109,7 +109,6 @@ class LeastRecentlyUsed:
         newer, older = self._newer[block], self._older[block]
         self._newer[older] = newer
         self._older[newer] = older
-        self._newer[block] = self._older[block] = block
         self._num_candidates -= 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
@@ -15,11 +15,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvmove import Action, Decision, Demotion, Hit, Lane, Refused, StepPlan, StepScheduler, schema
 
 REQUESTS = st.sampled_from("abcdefgh")
-BUDGETS = st.integers(0, 40)
+BUDGETS = st.integers(0, 12)
 LOADS = (Action.SYNC, Action.ASYNC)
 ACTIONS = (Action.ASYNC, Action.SYNC, Action.RECOMPUTE, Action.DEFER, Action.SYNC)
 # What a policy may answer: a rule, a rule that does not exist, leading blocks, nonsense, or an error.
-ANSWERS = st.one_of(st.integers(0, 4), st.sampled_from([5, 255, -1, 256, None, "sync", ValueError("x"), KeyError()]))
+# Bad answers are rare, because each makes the rest of its step the same.
+BAD_ANSWERS = st.sampled_from([5, 255, -1, 256, None, "sync", ValueError("x"), KeyError()])
+ANSWERS = st.integers(0, 19).flatmap(lambda n: BAD_ANSWERS if n == 19 else st.just(n % len(ACTIONS)))
+Ask: TypeAlias = tuple[str, int, int, int, int, Any, bool]
+# request, bytes, blocks, tokens to compute, deferrals, the policy's answer, whether it is admitted at once
+ASKS: st.SearchStrategy[Ask] = st.tuples(
+    REQUESTS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 2), st.integers(0, 5), ANSWERS, st.booleans()
+)
 
 
 @dataclass
@@ -87,6 +94,12 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.decisions = [d for d in self.decisions if d.request != request]
         self.admitted.pop(request, None)
 
+    @precondition(lambda self: not self.open)
+    @rule()
+    def decide_outside_a_step(self) -> None:
+        with pytest.raises(Refused):
+            self.scheduler.decide(make_hit("a", 1))
+
     @rule()
     def begin(self) -> None:
         self.aborted += self.open
@@ -107,18 +120,20 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.next_policy = ScriptedPolicy(budget, policy_hash)
         self.scheduler.set_policy(self.next_policy)
 
-    @rule(
-        request=REQUESTS,
-        num_bytes=st.integers(1, 20),
-        blocks=st.integers(1, 4),
-        compute=st.integers(0, 2),
-        deferrals=st.integers(0, 5),
-        answer=ANSWERS,
-    )
-    def decide(self, request: str, num_bytes: int, blocks: int, compute: int, deferrals: int, answer: Any) -> None:
+    # Several a call, because steps with many hits are where a ledger goes wrong.
+    @rule(asks=st.lists(ASKS, min_size=1, max_size=8))
+    def decide(self, asks: list[Ask]) -> None:
+        for ask in asks:
+            self.decide_one(*ask)
+
+    def decide_one(
+        self, request: str, num_bytes: int, blocks: int, compute: int, deferrals: int, answer: Any, admit: bool
+    ) -> None:
         hit = make_hit(request, num_bytes, blocks, compute, deferrals)
+        if not self.open:  # most histories would otherwise spend their calls between steps
+            self.begin()
         self.policy.answer = answer
-        if not self.open or request in self.admitted:
+        if request in self.admitted:
             with pytest.raises(Refused):
                 self.scheduler.decide(hit)
             return
@@ -141,6 +156,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         loads = decision.action in LOADS
         assert (decision.blocks, decision.bytes) == ((blocks, num_bytes) if loads else (0, 0))
         self.decisions.append(decision)
+        if admit:
+            self.admit(request, 0)
 
     @rule(request=REQUESTS, wrong=st.sampled_from([0, 0, 0, 1]))
     def admit(self, request: str, wrong: int) -> None:

@@ -103,6 +103,14 @@ def test_sync_beyond_the_budget_becomes_async() -> None:
     scheduler.check_integrity()
 
 
+@pytest.mark.parametrize(("budget", "action"), [(MIB - 1, Action.ASYNC), (MIB, Action.SYNC)])
+def test_the_budget_is_exact_to_the_byte(budget: int, action: Action) -> None:
+    """A hit of exactly what is left fits; one byte less does not do."""
+    scheduler = scheduler_for(Action.SYNC, budget_bytes=budget)
+    scheduler.begin_step()
+    assert scheduler.decide(make_hit()).action is action
+
+
 def test_a_budget_of_zero_turns_sync_off() -> None:
     """No hit is small enough for a budget of nothing."""
     scheduler = scheduler_for(Action.SYNC, budget_bytes=0)
