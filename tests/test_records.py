@@ -1,0 +1,85 @@
+"""Records keep their promises: frozen, picklable, in range."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from hypothesis import given
+
+from kvmove import Action, Decision, Demotion, Hit, Load, RecordError, StepPlan, StepState, Store, schema
+from kvmove.testing import hits, steps
+
+HIT = Hit(request="r", bytes=4096, tokens=64, blocks=4, prompt_tokens=100, cached_tokens=20, compute_tokens=16)
+STEP = StepState(budget_bytes=10, budget_remaining_bytes=5)
+DECISION = Decision(
+    request="r", action=Action.ASYNC, asked=Action.SYNC, rule=0, blocks=4, tokens=64, bytes=4096, policy_hash="x",
+    demotion=Demotion.OVER_BUDGET,
+)  # fmt: skip
+PLAN = StepPlan(
+    step=1, decisions=(DECISION,), sync_loads=(), async_loads=(Load(1, [2], [3]),), stores=(Store(2, [3], [4]),),
+    budget_bytes=10, sync_bytes=0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record", [HIT, STEP, DECISION, PLAN, Load(1, [2, 3], [4, 5], "expedited"), Store(1, [2], [3])]
+)
+def test_a_record_survives_pickling_and_cannot_be_changed(record: object) -> None:
+    """Engines send records between processes."""
+    assert pickle.loads(pickle.dumps(record)) == record
+    name = next(iter(type(record).__dataclass_fields__))  # type: ignore[attr-defined]
+    with pytest.raises(FrozenInstanceError):
+        setattr(record, name, 0)
+
+
+@given(hits(), steps())
+def test_the_strategies_draw_what_the_schema_admits(hit: Hit, step: StepState) -> None:
+    """Every drawn record could be built, so it is in range; attributes are those of the schema."""
+    assert all(hasattr(hit, v.attribute) for v in schema.HIT)
+    assert all(hasattr(step, v.attribute) for v in schema.STEP)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bytes": 0}, r"hit: bytes is 0, outside \[1, "),
+        ({"bytes": 4096.0}, "bytes is 4096.0; an int is needed"),
+        ({"bytes": True}, "bytes is True; an int is needed"),
+        ({"load_time_ns": -1}, "load_time_ns is -1"),
+        ({"load_time_ns": 0.5}, "an int or None is needed"),
+        ({"waited_ns": None}, "waited_ns is None; an int is needed"),
+        ({"compute_tokens": 17}, "is not prompt_tokens 100"),
+        ({"blocks": 65}, "65 blocks for 64 tokens"),
+        ({"bytes": 1 << 40}, "counted for one GPU"),
+    ],
+)
+def test_a_hit_out_of_range_is_refused(change: dict[str, object], message: str) -> None:
+    """What the checker relies on is checked where the record is made."""
+    with pytest.raises(RecordError, match=message):
+        replace(HIT, **change)  # type: ignore[arg-type]
+
+
+def test_a_step_or_plan_over_its_budget_is_refused() -> None:
+    """The budget's rule holds in the records themselves."""
+    with pytest.raises(RecordError, match="more than budget_bytes"):
+        StepState(budget_bytes=1, budget_remaining_bytes=2)
+    with pytest.raises(RecordError, match="11 sync bytes exceed the budget 10"):
+        replace(PLAN, sync_bytes=11)
+
+
+def test_a_decision_says_why_it_is_not_what_the_policy_asked() -> None:
+    """Action and demotion agree, and only loads have blocks."""
+    with pytest.raises(RecordError, match="demotion None"):
+        replace(DECISION, demotion=None)
+    with pytest.raises(RecordError, match="0 blocks to load"):
+        replace(DECISION, blocks=0)
+
+
+def test_attributes_carry_the_unit_where_the_name_does_not() -> None:
+    """A policy writes `load_time`; a record says `load_time_ns`."""
+    names = {v.name: v.attribute for v in schema.VARIABLES}
+    assert names["load_time"] == "load_time_ns"
+    assert names["budget_remaining"] == "budget_remaining_bytes"
+    assert (names["bytes"], names["inflight_bytes"], names["tokens"]) == ("bytes", "inflight_bytes", "tokens")
