@@ -206,7 +206,8 @@ class _Checker:
             note = Note("it is defined here first", first.span)
             self.findings.error(f"`{name.text}` is defined twice", name.span, notes=(note,))
             return
-        self.scope.defined[name.text] = Definition(kind, name.text, name.span, meaning)
+        reads, asked = frozenset(self.scope.reads), frozenset(self.scope.asked)
+        self.scope.defined[name.text] = Definition(kind, name.text, name.span, meaning, reads, asked)
 
     def _rule(self, rule: tree.Rule) -> None:
         self._order(rule)
@@ -252,13 +253,15 @@ class _Checker:
         return Limit(meaning.ratio, meaning.dimension, needs, expr.span)
 
     def _unasked(self) -> None:
-        for v, span in self.scope.reads.items():
-            if v not in self.scope.asked:
-                self.findings.warn(
-                    f"`{v.name}` may be unknown, and then what compares it is false",
-                    span,
-                    help=f"if that is not meant, ask `known({v.name})` in this rule",
-                )
+        """Say, once for a rule, which estimates it compares without asking whether they are known."""
+        unasked = {v.name: span for v, span in self.scope.reads.items() if v not in self.scope.asked}
+        if unasked:
+            them = "it" if len(unasked) == 1 else "them"
+            self.findings.warn(
+                f"{listed(sorted(unasked))} may be unknown, and then what compares {them} is false",
+                min(unasked.values()),
+                help=f"if that is meant, say so with `known({' + '.join(sorted(unasked))})`",
+            )
 
     def _assert(self, statement: tree.Assert) -> None:
         self.scope.in_assert = True

@@ -112,8 +112,8 @@ class ExpressionChecker:
             self._unknown_name(expr)
             return None
         definition.used = True
-        if isinstance(definition.meaning, Amount):
-            self._note_reads(definition.meaning.needs, expr.span)
+        self._note_reads(definition.reads, expr.span)
+        scope.asked |= definition.asked
         return definition.meaning
 
     def _note_reads(self, needs: frozenset[schema.Variable], span: Span) -> None:

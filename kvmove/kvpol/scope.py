@@ -38,12 +38,14 @@ Meaning = Amount | Claim | None
 
 @dataclass(slots=True)
 class Definition:
-    """A param or a let."""
+    """A param or a let. `reads` and `asked` are the estimates that a condition reads and asks `known` about."""
 
     kind: str
     name: str
     span: Span
     meaning: Meaning
+    reads: frozenset[Variable] = frozenset()
+    asked: frozenset[Variable] = frozenset()
     used: bool = False
 
 
