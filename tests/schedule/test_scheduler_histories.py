@@ -184,7 +184,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(blocks=st.integers(1, 3))
     def store(self, blocks: int) -> None:
-        job = self.scheduler.store(range(blocks), range(blocks)).job  # type: ignore[arg-type]
+        job = self.scheduler.store(range(blocks), range(blocks)).job
         self.stores.append(job)
         self.jobs.append(job)
 

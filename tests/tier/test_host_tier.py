@@ -17,7 +17,7 @@ def fill(tier: HostTier, keys: Sequence[Hashable]) -> list[int]:
     grant = tier.prepare_store(keys)
     assert list(grant.keys) == list(keys)
     tier.complete_store(keys)
-    return grant.blocks.tolist()
+    return [int(block) for block in grant.blocks]
 
 
 def test_a_key_is_served_once_its_store_has_completed() -> None:
