@@ -148,6 +148,7 @@ class TileShape:
     align_bytes: int  # what every address and size is a multiple of; 16 lets a thread move 16 bytes at once
     rows: int
     columns: int  # words in a row
+    stages: int  # tiles in flight
 
     @classmethod
     def for_pages(cls, align_bytes: int, largest_page_bytes: int) -> TileShape:
@@ -156,7 +157,9 @@ class TileShape:
         columns = triton.next_power_of_2(min(largest_page_bytes, ROW_BYTES) // word_bytes)
         # Words below 8 bytes keep the number of words in the tile, not its bytes: registers hold words.
         rows = max(1, TILE_BYTES // 8 // columns)
-        return cls(word_bytes, align_bytes, rows, columns)
+        # A stage also holds five numbers a row in shared memory; with tiny pages those alone would overflow it.
+        stages = NUM_STAGES if rows <= 128 else 1
+        return cls(word_bytes, align_bytes, rows, columns, stages)
 
     @property
     def row_bytes(self) -> int:
@@ -194,7 +197,7 @@ class PageCopy:
         """
         self._fixed = (host_address, host_block_bytes)
         self._table = (table_address, num_segments)
-        self._constants = (_WORDS[tile.word_bytes], tile.align_bytes, tile.rows, tile.columns, full, NUM_STAGES)
+        self._constants = (_WORDS[tile.word_bytes], tile.align_bytes, tile.rows, tile.columns, full, tile.stages)
         self._tile = tile
         self._compiled: dict[Any, Any] = {}
 

@@ -12,6 +12,7 @@ _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
 @cache
 def _runtime() -> ctypes.CDLL:
+    torch.cuda.init()  # loads the library, and lets torch know of the context that registering creates
     major = (torch.version.cuda or "").split(".")[0]
     return ctypes.CDLL(f"libcudart.so.{major}")
 
