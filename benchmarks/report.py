@@ -32,9 +32,7 @@ def require(correct: bool, what: str) -> None:
         raise SystemExit(f"not measured, because the result is wrong: {what}")
 
 
-def row(  # noqa: PLR0917 - a row is written as it is read: one line of a table
-    id: str, value: float, spread: float, target: float | None, unit: str, ok: bool | None
-) -> Row:
+def row(id: str, value: float, spread: float, target: float | None, unit: str, ok: bool | None) -> Row:
     """One figure: its `value` and `spread` (half the distance between the quartiles) in `unit`.
 
     `target` and `ok` are None for a figure that is reported without a promise.

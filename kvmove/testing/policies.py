@@ -22,6 +22,7 @@ _UNITS = {
     Unit.TIME: ["ns", "us", "ms", "s"],
     Unit.NUMBER: ["", "", "%"],
 }
+_NAMES = {unit: [v.name for v in _READABLE if v.unit is unit] for unit in Unit}
 _SMALLEST = {Unit.BYTES: "B", Unit.TOKENS: "tok", Unit.TIME: "ns", Unit.NUMBER: ""}
 _EDGES = [0, 1, 2, 3, 7, 100, 255, 1 << 10, (1 << 16) - 1, 1 << 24, (1 << 31) - 1, (1 << 44) - 1, 1 << 46]
 # Every second one is exact in any unit; the others suit units of 1,000 or 1,024.
@@ -61,7 +62,10 @@ class _Writer:
 
     def __init__(self, draw: st.DrawFn, max_depth: int) -> None:
         self.draw, self.max_depth = draw, max_depth
-        self.amounts: dict[Unit, list[str]] = {unit: [v.name for v in _READABLE if v.unit is unit] for unit in Unit}
+        # A few variables of each unit: that the same one comes up again is what tests reading it once.
+        self.amounts: dict[Unit, list[str]] = {
+            unit: draw(st.lists(st.sampled_from(_NAMES[unit]), min_size=1, max_size=3)) for unit in Unit
+        }
         self.conditions: list[str] = []
         self.estimates = [v.name for v in _READABLE if v.optional]
 

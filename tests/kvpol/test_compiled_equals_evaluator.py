@@ -36,6 +36,9 @@ STEP = StepState(budget_bytes=1 << 26, budget_remaining_bytes=1 << 20)
 @example("sync if not (load_time > 3ns or bytes < 1B)", [(UNKNOWN, STEP)])
 @example("let a = load_time < 3ns\nsync if not a and not a\ndefer if a", [(UNKNOWN, STEP)])
 @example("sync if bytes / tokens == 16384B / 1tok", [(UNKNOWN, STEP)])
+@example("sync if (bytes > 1B or tokens > 1tok) and tokens > 2tok", [(UNKNOWN, STEP)])
+@example("sync if bytes < 1B and tokens > 1tok\ndefer if tokens > 2tok", [(UNKNOWN, STEP)])
+@example("sync if (known(load_time) or bytes > 1B) and load_time < 5ns", [(UNKNOWN, STEP)])
 @example("sync if -bytes / -blocks >= 262144B", [(UNKNOWN, STEP)])
 def test_compiled_function_equals_evaluator(text: str, situations: list[tuple[Hit, StepState]]) -> None:
     """A drawn policy compiles, never raises, and gives the rule that the evaluator gives."""
