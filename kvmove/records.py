@@ -134,8 +134,8 @@ class Decision:
 
     request: str
     action: Action  # after the guard rails
-    asked: Action  # what the policy said
-    rule: int  # index of the rule that matched; the implicit last rule counts
+    asked: Action | None  # what the policy said; None where it failed
+    rule: int | None  # index of the rule that matched; the implicit last rule counts
     blocks: int  # leading blocks of the hit to load; 0 unless the action is sync or async
     tokens: int  # tokens of these blocks
     bytes: int  # bytes of these blocks on one GPU
@@ -146,7 +146,8 @@ class Decision:
         loads = self.action in (Action.SYNC, Action.ASYNC)
         if loads != (self.blocks > 0):
             raise RecordError(f"decision of {self.request}: {self.action} with {self.blocks} blocks to load")
-        if (self.action is self.asked) != (self.demotion is None):
+        failed = self.demotion is Demotion.POLICY_FAILED
+        if (self.action is self.asked) != (self.demotion is None) or failed != (self.asked is None):
             raise RecordError(
                 f"decision of {self.request}: asked {self.asked}, got {self.action}, demotion {self.demotion}"
             )

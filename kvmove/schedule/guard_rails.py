@@ -29,16 +29,12 @@ def decision_after_guard_rails(rule: int, hit: Hit, bound: BoundPolicy, ledger: 
 
 
 def decision_without_policy(hit: Hit, bound: BoundPolicy) -> Decision:
-    """Return what happens to the hit when the policy failed in this step.
-
-    A failed policy asked for nothing. The record wants an action other than async, and a rule that exists so
-    that whoever looks it up for a log line does not fail in turn; `demotion` says not to believe either.
-    """
+    """Return what happens to the hit when the policy failed in this step, so that it asked for nothing."""
     return Decision(
         request=hit.request,
         action=Action.ASYNC,
-        asked=Action.SYNC,
-        rule=len(bound.actions) - 1,
+        asked=None,
+        rule=None,
         blocks=hit.blocks,
         tokens=hit.tokens,
         bytes=hit.bytes,

@@ -117,7 +117,7 @@ class StepScheduler:
         """Decide what this hit does in this step; the budget that a sync load takes is reserved at once.
 
         A second call for a request replaces its first decision, whose reservation is refunded beforehand.
-        Where the policy failed in this step, `asked` and `rule` of the decision say nothing: see `demotion`.
+        Where the policy failed in this step, `asked` and `rule` of the decision are None.
 
         Raises:
             Refused: no step is open, or the request was admitted already.

@@ -82,7 +82,7 @@ class Counters:
             self._decisions[decision.action] += 1
             if decision.demotion is not None:
                 self._demotions[decision.demotion] += 1
-            if decision.demotion is not Demotion.POLICY_FAILED:
+            if decision.rule is not None:
                 self._rules[decision.policy_hash][decision.rule] += 1
             if decision.action is Action.ASYNC:
                 self._admitted_bytes[Lane.BULK] += decision.bytes
