@@ -146,7 +146,8 @@ class _Checker:
         if isinstance(value, tree.Boolean):
             if wanted is None:
                 return value.value
-            self.findings.error(f"`{param.name.text}` is in {param.type.text}, not true or false", value.span)
+            wants = "a number" if wanted == NUMBER else f"in {param.type.text}"
+            self.findings.error(f"`{param.name.text}` is {wants}, not true or false", value.span)
             return None
         try:
             amount, dimension = parse_quantity(value.text)
@@ -279,6 +280,8 @@ class _Checker:
         return None if found is None else found.condition
 
     def _unused(self) -> None:
+        if self.findings.has_errors:
+            return  # a name may be unused because of a mistake that has been reported
         for d in self.scope.defined.values():
             if not d.used:
                 self.findings.warn(f"{d.kind} `{d.name}` is never used", d.span, help="remove it")

@@ -122,14 +122,15 @@ class ExpressionChecker:
 
     def _unknown_name(self, expr: tree.Name) -> None:
         scope = self.scope
-        if expr.name in scope.damaged:
-            return
-        if expr.name in scope.later:
+        later = scope.later.get(expr.name)
+        if expr.name in scope.damaged or (later is not None and later.start < expr.span.start):
+            return  # its definition has a mistake, which has been reported
+        if later is not None:
             self.findings.error(
                 f"`{expr.name}` is used before it is defined",
                 expr.span,
                 help="move the definition up",
-                notes=(Note("it is defined here", scope.later[expr.name]),),
+                notes=(Note("it is defined here", later),),
             )
             return
         help = did_you_mean(expr.name, scope.known_names())
@@ -253,7 +254,9 @@ class ExpressionChecker:
                 self.findings.warn(
                     f"this comparison is always {'true' if always else 'false'}",
                     left_side[0].span.to(right_side[0].span),
-                    notes=tuple(self._range_note(*side) for side in (left_side, right_side)),
+                    notes=tuple(
+                        self._range_note(*side) for side in (left_side, right_side) if not side[1].ratio.is_constant
+                    ),
                 )
             # With an estimate that may be unknown it stays: then its opposite is false too.
             if not needs:
@@ -261,12 +264,9 @@ class ExpressionChecker:
         return checked.Compare(operator.text, a, b, needs)
 
     def _range_note(self, operand: tree.Expr, amount: Amount) -> Note:
-        low, high = amount.ratio.range.low, amount.ratio.range.high
-        unit = CANONICAL.get(amount.dimension, "")
+        value, unit = amount.ratio.range, CANONICAL.get(amount.dimension, "")
         text = quoted(self.source.slice(operand.span))
-        if low == high:
-            return Note(f"{text} is {low}{unit}")
-        return Note(f"{text} lies between {low}{unit} and {high}{unit}")
+        return Note(f"{text} lies between {value.low}{unit} and {value.high}{unit}")
 
     def _mismatch(
         self, verb: str, operator: tree.Word, left: tuple[tree.Expr, Amount], right: tuple[tree.Expr, Amount]

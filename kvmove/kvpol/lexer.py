@@ -14,7 +14,20 @@ MAX_TOKENS = 4_000
 MAX_STRAY = 10  # places with characters that are no token; after that the text is not worth reading further
 
 # Characters that people bring from other languages, and what they stand for here.
-_FOREIGN = {"&": "and", "|": "or", "!": "not", ";": "", "{": "", "}": "", "'": '"', "≤": "<=", "≥": ">=", "≠": "!="}
+_FOREIGN = {
+    "&": "and",
+    "|": "or",
+    "!": "not",
+    ";": "",
+    "{": "",
+    "}": "",
+    "'": '"',
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "µ": "u",
+    "μ": "u",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +117,7 @@ def _joined_units(source: Source, tokens: list[Token], findings: Findings) -> li
             and token.kind == "NAME"
             and token.text in UNITS
             and before.text[-1].isdigit()
-            and "\n" not in source.text[before.span.end : token.span.start]
+            and source.text[before.span.end : token.span.start].strip(" \t") == ""
         ):
             span = before.span.to(token.span)
             whole = Token("QUANTITY", before.text + token.text, span)

@@ -67,8 +67,20 @@ def check_text(source: Source) -> None:
         raise PolicyError(render(finding, source), [finding])
 
 
+def shorten_numbers(tokens: Sequence[Token], findings: Findings) -> list[Token]:
+    """The tokens with 1 in place of a number that has too many digits, after reporting it."""
+    short: list[Token] = []
+    for token in tokens:
+        if token.kind == "QUANTITY" and sum(map(str.isdigit, token.text)) > MAX_DIGITS:
+            findings.error(f"a number with more than {MAX_DIGITS} digits", token.span)
+            short.append(Token(token.kind, "1" + token.text.lstrip("0123456789_."), token.span))
+        else:
+            short.append(token)
+    return short
+
+
 def check_tokens(tokens: Sequence[Token], findings: Findings) -> None:
-    """Report numbers with too many digits, and expressions that nest too deep or go on too long."""
+    """Report expressions that nest too deep or go on too long."""
     outer: list[tuple[int, int]] = []  # (nesting, operators) of each open parenthesis
     prefixes = operators = nesting = 0
     previous = ""
@@ -90,8 +102,6 @@ def check_tokens(tokens: Sequence[Token], findings: Findings) -> None:
         elif kind in _OPERATORS:
             operators += 1
             prefixes = 0
-        elif kind == "QUANTITY" and sum(map(str.isdigit, token.text)) > MAX_DIGITS:
-            findings.error(f"a number with more than {MAX_DIGITS} digits", token.span)
         if not reported and nesting + prefixes > MAX_NESTING:
             findings.error(
                 f"this expression nests deeper than {MAX_NESTING}", token.span, help="name its parts with `let`"

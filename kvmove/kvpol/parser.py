@@ -9,7 +9,7 @@ from kvmove.kvpol import tree
 from kvmove.kvpol.findings import Findings, Note
 from kvmove.kvpol.grammar import grammar
 from kvmove.kvpol.lexer import Token, tokenize
-from kvmove.kvpol.limits import check_tokens
+from kvmove.kvpol.limits import check_tokens, shorten_numbers
 from kvmove.kvpol.source import Source, Span
 from kvmove.kvpol.syntax import ACTIONS, report_syntax_error
 
@@ -20,7 +20,7 @@ def parse(source: Source, findings: Findings) -> tree.File:
     A policy over a limit (see `kvmove.kvpol.limits`) gives an empty tree.
     """
     limits = Findings()
-    tokens = tokenize(source, findings)
+    tokens = shorten_numbers(tokenize(source, findings), findings)
     check_tokens(tokens, limits)
     for finding in limits.sorted():
         findings.error(finding.message, finding.span, help=finding.help)
