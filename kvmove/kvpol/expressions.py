@@ -133,7 +133,7 @@ class ExpressionChecker:
                 notes=(Note("it is defined here", later),),
             )
             return
-        help = did_you_mean(expr.name, scope.known_names())
+        help = None if self.findings.full else did_you_mean(expr.name, scope.known_names())
         if expr.name in FUNCTIONS:
             help = f"`{expr.name}` is a function: give it arguments in parentheses"
         self.findings.error(f"unknown name {quoted(expr.name)}", expr.span, help=help)

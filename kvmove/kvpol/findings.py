@@ -54,29 +54,46 @@ class Finding:
 
 
 class Findings:
-    """Collects the findings of one pass. Order of discovery does not matter: `sorted` gives source order."""
+    """Collects the findings of one pass. Order of discovery does not matter: `sorted` gives source order.
+
+    At most `MOST` errors and as many warnings are kept; a reader of more fixes those first.
+    """
+
+    MOST = 100
 
     def __init__(self) -> None:
-        self._found: list[Finding] = []
+        self._errors: list[Finding] = []
+        self._warnings: list[Finding] = []
 
     def error(
         self, message: str, span: Span, *, help: str | None = None, fix: Fix | None = None, notes: tuple[Note, ...] = ()
     ) -> None:
         """Record a mistake that keeps the policy from being used."""
-        self._found.append(Finding(Severity.ERROR, message, span, help, fix, notes))
+        if not self.full:
+            self._errors.append(Finding(Severity.ERROR, message, span, help, fix, notes))
 
     def warn(
         self, message: str, span: Span, *, help: str | None = None, fix: Fix | None = None, notes: tuple[Note, ...] = ()
     ) -> None:
         """Record what is probably not meant."""
-        self._found.append(Finding(Severity.WARNING, message, span, help, fix, notes))
+        if len(self._warnings) < self.MOST:
+            self._warnings.append(Finding(Severity.WARNING, message, span, help, fix, notes))
 
     @property
     def has_errors(self) -> bool:
         """Whether a mistake was recorded."""
-        return any(f.is_error for f in self._found)
+        return bool(self._errors)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more mistakes are kept, so that looking for a suggestion is wasted work."""
+        return len(self._errors) >= self.MOST
+
+    def touches(self, low: int, high: int) -> bool:
+        """Whether a mistake was recorded that starts in [low, high)."""
+        return any(low <= f.span.start < high for f in self._errors)
 
     def sorted(self) -> tuple[Finding, ...]:
         """Every finding once, by its place in the text."""
-        unique = dict.fromkeys(self._found)
+        unique = dict.fromkeys([*self._errors, *self._warnings])
         return tuple(sorted(unique, key=lambda f: (f.span, f.message)))

@@ -91,7 +91,7 @@ def _recover(source: Source, tokens: Sequence[Token], failed_at: int, findings: 
         if isinstance(result, int):
             following = tokens[end] if end < len(tokens) else None
             # A character that was reported as stray left a gap; what fails beside it is not a second mistake.
-            if not _beside_stray(chunk, result, source, findings):
+            if not findings.full and not _beside_stray(chunk, result, source, findings):
                 report_syntax_error(chunk, result, expected_at(chunk, result), following, findings)
             reported = True
             damaged.update(t.text for t in chunk[1:2] if chunk[0].kind in ("LET", "PARAM") and t.kind == "NAME")
@@ -118,7 +118,7 @@ def _statement_ranges(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
 def _beside_stray(chunk: Sequence[Token], at: int, source: Source, findings: Findings) -> bool:
     low = chunk[0].span.start
     high = chunk[at].span.end if at < len(chunk) else _line_end(source, chunk[-1].span)
-    return any(low <= f.span.start < high for f in findings.sorted())
+    return findings.touches(low, high)
 
 
 def _line_end(source: Source, span: Span) -> int:

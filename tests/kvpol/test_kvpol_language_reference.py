@@ -26,10 +26,10 @@ TABLE = re.compile(r"(?<=\|---\|---\|---\|---\|---\|---\|---\|\n)(.*?)(?=\n\n)",
 
 
 def table() -> str:
-    rows = [
-        f"| `{v.name}` | {v.unit.value} | {v.low} | {v.high} | {v.scope.value} | {'yes' if v.optional else ''} | {v.doc} |"
-        for v in schema.VARIABLES
-    ]
+    rows = []
+    for v in schema.VARIABLES:
+        unknown = "yes" if v.optional else ""
+        rows.append(f"| `{v.name}` | {v.unit.value} | {v.low} | {v.high} | {v.scope.value} | {unknown} | {v.doc} |")
     return "\n".join(rows)
 
 
