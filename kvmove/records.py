@@ -157,20 +157,25 @@ class Decision:
 class Load:
     """Host blocks to bring into GPU slots: block `src_blocks[i]` goes to slot `dst_slots[i]`.
 
-    `src_blocks` and `dst_slots` become read-only int64 arrays of shape (blocks,).
+    The arrays become read-only int64 of shape (blocks,). They are checked here, once, so that submitting the
+    load has little left to check; `top_block` and `top_slot` are their largest elements.
 
     Raises:
-        RecordError: the arrays are empty, differ in length, or hold something else than indices.
+        RecordError: the arrays are empty, differ in length, hold something else than indices, or name a slot twice.
     """
 
     job: int
     src_blocks: IndexArray
     dst_slots: IndexArray
-    lane: Lane = Lane.BULK
+    lane: Lane
+    top_block: int
+    top_slot: int
 
     def __init__(self, job: int, src_blocks: IndexLike, dst_slots: IndexLike, lane: Lane | str = Lane.BULK) -> None:
-        _set_transfer(self, "load", job, src_blocks=src_blocks, dst_slots=dst_slots)
+        tops = _set_transfer(self, "load", job, ("src_blocks", src_blocks), ("dst_slots", dst_slots))
         object.__setattr__(self, "lane", Lane(lane))
+        object.__setattr__(self, "top_block", tops[0])
+        object.__setattr__(self, "top_slot", tops[1])
 
     def __eq__(self, other: object) -> bool:
         return _same_fields(self, other) if isinstance(other, Load) else NotImplemented
@@ -182,18 +187,23 @@ class Load:
 class Store:
     """GPU slots to keep in host blocks: slot `src_slots[i]` goes to block `dst_blocks[i]`.
 
-    `src_slots` and `dst_blocks` become read-only int64 arrays of shape (blocks,).
+    The arrays become read-only int64 of shape (blocks,); `top_slot` and `top_block` are their largest elements.
 
     Raises:
-        RecordError: the arrays are empty, differ in length, or hold something else than indices.
+        RecordError: the arrays are empty, differ in length, hold something else than indices, or name a host
+            block twice.
     """
 
     job: int
     src_slots: IndexArray
     dst_blocks: IndexArray
+    top_slot: int
+    top_block: int
 
     def __init__(self, job: int, src_slots: IndexLike, dst_blocks: IndexLike) -> None:
-        _set_transfer(self, "store", job, src_slots=src_slots, dst_blocks=dst_blocks)
+        tops = _set_transfer(self, "store", job, ("src_slots", src_slots), ("dst_blocks", dst_blocks))
+        object.__setattr__(self, "top_slot", tops[0])
+        object.__setattr__(self, "top_block", tops[1])
 
     def __eq__(self, other: object) -> bool:
         return _same_fields(self, other) if isinstance(other, Store) else NotImplemented
@@ -244,18 +254,34 @@ def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: 
         raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
 
 
-def _set_transfer(record: object, what: str, job: int, **arrays: IndexLike) -> None:
+def _set_transfer(
+    record: object, what: str, job: int, source: tuple[str, IndexLike], destination: tuple[str, IndexLike]
+) -> tuple[int, int]:
+    """Check and set a transfer's job and arrays; returns the largest element of each array."""
     if type(job) is not int or job < 0:
         raise RecordError(f"{what}: job is {job!r}; a job id is an int of at least 0")
     object.__setattr__(record, "job", job)
-    for name, values in arrays.items():
-        object.__setattr__(record, name, _index_array(values, f"{what} {job}: {name}"))
-    lengths = {name: len(getattr(record, name)) for name in arrays}
-    if len(set(lengths.values())) != 1:
-        pairs = ", ".join(f"{n} in {name}" for name, n in lengths.items())
+    arrays = [_index_array(values, f"{what} {job}: {name}") for name, values in (source, destination)]
+    names = (source[0], destination[0])
+    if len(arrays[0]) != len(arrays[1]):
+        pairs = ", ".join(f"{len(a)} in {name}" for name, a in zip(names, arrays, strict=True))
         raise RecordError(f"{what} {job}: the arrays differ in length: {pairs}")
-    if 0 in lengths.values():
+    if not len(arrays[0]):
         raise RecordError(f"{what} {job}: nothing to move; leave an empty {what} out")
+    in_order = arrays[1].copy()
+    in_order.sort()  # smallest and largest element, and whether one repeats, in one pass
+    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
+    if len(repeated):
+        raise RecordError(
+            f"{what} {job}: {names[1]} names {repeated[0]} twice; which copy would win is undefined, so name it once"
+        )
+    lowest, tops = (arrays[0].min(), in_order[0]), (int(arrays[0].max()), int(in_order[-1]))
+    for name, array, low in zip(names, arrays, lowest, strict=True):
+        if low < 0:
+            raise RecordError(f"{what} {job}: {name} holds {low}; an index is at least 0")
+        array.flags.writeable = False
+        object.__setattr__(record, name, array)
+    return tops
 
 
 def _same_fields(a: Load | Store, b: Load | Store) -> bool:
@@ -265,12 +291,10 @@ def _same_fields(a: Load | Store, b: Load | Store) -> bool:
 
 
 def _index_array(values: IndexLike, name: str) -> IndexArray:
-    """A read-only int64 copy, so that a caller who reuses its buffer cannot change a job in flight."""
+    """An int64 copy, so that a caller who reuses its buffer cannot change a job in flight."""
     import numpy as np
 
     given = np.asarray(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise RecordError(f"{name} has shape {given.shape} and dtype {given.dtype}; a flat array of ints is needed")
-    array = given.astype(np.int64, copy=True)
-    array.flags.writeable = False
-    return array
+    return given.astype(np.int64, copy=True)

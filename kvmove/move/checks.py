@@ -28,24 +28,28 @@ def refuse_bad_jobs(kind: type[Load] | type[Store], given: Sequence[Load | Store
 
 def refuse_out_of_range(who: str, what: str, indices: Index, limit: int) -> None:
     """Every index is in [0, limit)."""
-    # As unsigned numbers, negative ones are the largest: one pass finds both ends.
-    if int(indices.view(np.uint64).max()) >= limit:
-        where = int(np.flatnonzero((indices < 0) | (indices >= limit))[0])
-        bad = int(indices[where])
-        raise Refused(f"{who}: {what} {bad} (position {where}) is outside [0, {limit}); is its block table stale?")
+    bad = np.flatnonzero((indices < 0) | (indices >= limit))
+    if len(bad):
+        where = int(bad[0])
+        raise Refused(
+            f"{who}: {what} {indices[where]} (position {where}) is outside [0, {limit}); is its block table stale?"
+        )
 
 
 class UniqueCheck:
-    """Whether indices are distinct, in linear time: each writes its position, and the last writer of a place wins."""
+    """Whether the jobs of one call write distinct places; that one job does, its record has checked.
+
+    Linear: each index writes its position, and where two write, only the last is found again.
+    """
 
     def __init__(self, count: int) -> None:
         self._position = np.empty(count, dtype=np.int64)
 
     def refuse_repeated(self, what: str, given: Sequence[tuple[int, Index]]) -> None:
         """No place is written twice in a call. `given` pairs job ids with the places they write."""
-        if not given:
+        if len(given) < 2:
             return
-        places = given[0][1] if len(given) == 1 else np.concatenate([p for _, p in given])
+        places = np.concatenate([p for _, p in given])
         positions = np.arange(len(places))
         self._position[places] = positions
         lost = np.flatnonzero(self._position[places] != positions)

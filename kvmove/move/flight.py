@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvmove.errors import MoverBusy, Refused
 from kvmove.move.hazards import Hazards
 from kvmove.move.indices import IndexRing, Span
-from kvmove.move.queues import Mark, Queue
+from kvmove.move.queues import Mark, Queue, Queues
 from kvmove.move.submission import Batch, Index, Submission
 from kvmove.records import JobKind, Result
 
@@ -20,8 +20,8 @@ class Flight:
         broken: None, or the CUDA error after which nothing can be launched.
     """
 
-    def __init__(self, hazards: Hazards, ring: IndexRing, path: str, block_bytes: int) -> None:
-        self._hazards, self._ring = hazards, ring
+    def __init__(self, hazards: Hazards, ring: IndexRing, queues: Queues, path: str, block_bytes: int) -> None:
+        self._hazards, self._ring, self._queues = hazards, ring, queues
         self._path, self._block_bytes = path, block_bytes
         self._number = 0
         self._under_way: dict[int, Submission] = {}  # by number, so oldest first
@@ -126,6 +126,9 @@ class Flight:
         self._under_way.pop(s.number, None)
         self._ring.give_back(s.number)
         self._ended += s.results(self._path, self._block_bytes)
+        if s.mark is not None:
+            self._queues.recycle(s.mark)
+            s.mark = None
 
     def collect(self) -> list[Result]:
         """Results of the jobs that ended since the last call; their ids are free again."""

@@ -19,7 +19,7 @@ from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import IndexRing
 from kvmove.move.layout import CacheLayout
 from kvmove.move.paths import Path, choose_path
-from kvmove.move.queues import Mark, Queue, Queues, queues_for
+from kvmove.move.queues import Queue, Queues, queues_for
 from kvmove.move.submission import Batch, Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
@@ -81,7 +81,7 @@ class Mover:
         capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
         hazards = Hazards(layout.num_slots, pool.num_blocks)
-        self._flight = Flight(hazards, self._ring, self._path.name, layout.block_bytes)
+        self._flight = Flight(hazards, self._ring, self._queues, self._path.name, layout.block_bytes)
         self._unique = UniqueCheck(max(layout.num_slots, pool.num_blocks))
         self._closed: str | None = None  # why
         self._lock = threading.RLock()
@@ -111,8 +111,9 @@ class Mover:
             self._refuse_closed()
             refuse_bad_jobs(Load, loads, self._flight.job_ids)
             for x in loads:
-                refuse_out_of_range(f"load {x.job}", "host block", x.src_blocks, self.pool.num_blocks)
-                refuse_out_of_range(f"load {x.job}", "slot", x.dst_slots, self.layout.num_slots)
+                if x.top_block >= self.pool.num_blocks or x.top_slot >= self.layout.num_slots:
+                    refuse_out_of_range(f"load {x.job}", "host block", x.src_blocks, self.pool.num_blocks)
+                    refuse_out_of_range(f"load {x.job}", "slot", x.dst_slots, self.layout.num_slots)
             self._unique.refuse_repeated("slot", [(x.job, x.dst_slots) for x in loads])
             # All expedited loads go in one launch; bulk loads apart, so that each is reported when it is done.
             jobs = {lane: [(x.job, x.src_blocks, x.dst_slots) for x in loads if x.lane is lane] for lane in Lane}
@@ -129,8 +130,9 @@ class Mover:
             self._refuse_closed()
             refuse_bad_jobs(Store, stores, self._flight.job_ids)
             for x in stores:
-                refuse_out_of_range(f"store {x.job}", "slot", x.src_slots, self.layout.num_slots)
-                refuse_out_of_range(f"store {x.job}", "host block", x.dst_blocks, self.pool.num_blocks)
+                if x.top_slot >= self.layout.num_slots or x.top_block >= self.pool.num_blocks:
+                    refuse_out_of_range(f"store {x.job}", "slot", x.src_slots, self.layout.num_slots)
+                    refuse_out_of_range(f"store {x.job}", "host block", x.dst_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated("host block", [(x.job, x.dst_blocks) for x in stores])
             batches = [Batch(Lane.BULK, Queue.STORE, ((x.job, x.dst_blocks, x.src_slots),)) for x in stores]
             made = self._submit(JobKind.STORE, batches, after)
@@ -170,9 +172,11 @@ class Mover:
             for mark in self._flight.on_slots(indices):
                 self._queues.wait(mark)
 
-    def wait_for(self, mark: Mark) -> None:
-        """Let the current stream wait for `mark`. For tickets."""
-        self._queues.wait(mark)
+    def wait_for(self, submission: Submission) -> None:
+        """Let the current stream wait for the submission, unless it has ended. For tickets."""
+        with self._lock:
+            if submission.mark is not None:
+                self._queues.wait(submission.mark)
 
     def observe(self, submission: Submission) -> None:
         """Block the host until the submission has ended, and take in how. For tickets."""

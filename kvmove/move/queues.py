@@ -1,15 +1,14 @@
 """Where work runs and in which order: CUDA streams, or the calling thread on a machine without CUDA.
 
-A mover submits work to one of three queues and gets a `Mark` of its end. Work in one queue runs in the order
-of its submission; work in different queues is ordered only by the marks it is told to come after. Nothing
-here blocks the host except `Mark.synchronize` and `Queues.drain`.
+A mover submits work to one of three queues and gets a `Mark` of its end, which it gives back with `recycle` once
+the end was seen. Work in one queue runs in the order of its submission; work in different queues is ordered only by
+the marks it is told to come after. Nothing here blocks the host except `Mark.synchronize` and `Queues.drain`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from enum import IntEnum
 from typing import Protocol
 
@@ -55,6 +54,9 @@ class Queues(Protocol):
     def wait(self, mark: Mark) -> None:
         """Let the caller's stream wait for the mark, without blocking the host."""
 
+    def recycle(self, mark: Mark) -> None:
+        """The mark of a submission that ended; nobody will ask about it again."""
+
     def drain(self) -> None:
         """Block the host until everything submitted has ended. Raises RuntimeError when the device failed."""
 
@@ -78,46 +80,69 @@ class CudaMark:
 
 
 class CudaQueues:
-    """One stream a queue; expedited loads have the highest priority that the device offers."""
+    """One stream a queue; expedited loads have the highest priority that the device offers.
+
+    Events are made once and used again: making one costs more than recording it.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        with torch.cuda.device(device):
-            priority = {
-                Queue.EXPEDITED: -1,  # -1 is high; torch maps it to the device's range
-                Queue.BULK: 0,
-                Queue.STORE: 0,
-            }
-            self.streams = {queue: torch.cuda.Stream(device, priority=p) for queue, p in priority.items()}
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        with torch.cuda.device(self.device):
+            priority = {Queue.EXPEDITED: -1, Queue.BULK: 0, Queue.STORE: 0}  # lower goes first
+            self.streams = {queue: torch.cuda.Stream(self.device, priority=p) for queue, p in priority.items()}
+            self._here = CudaMark(torch.cuda.Event())
+        self._engine_streams: dict[int, torch.cuda.Stream] = {}  # by handle; an engine has a few
+        self._spare: list[CudaMark] = []
+
+    def _engine_stream(self) -> torch.cuda.Stream:
+        # torch.cuda.current_stream builds an object each time, which takes several times what recording does.
+        handle = torch._C._cuda_getCurrentRawStream(self.device.index)
+        stream = self._engine_streams.get(handle)
+        if stream is None:
+            stream = self._engine_streams[handle] = torch.cuda.current_stream(self.device)
+        return stream
 
     def here(self) -> CudaMark:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return CudaMark(event)
+        # One event serves every call: a wait keeps to what was recorded when it was asked for.
+        self._here.end.record(self._engine_stream())
+        return self._here
 
     def at(self, event: torch.cuda.Event) -> CudaMark:
         return CudaMark(event)
 
     def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> CudaMark:
         stream = self.streams[queue]
+        if torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):  # launches need the stream's device to be current
+                return self._submit(stream, after, work)
+        return self._submit(stream, after, work)
+
+    def _submit(self, stream: torch.cuda.Stream, after: Iterable[Mark], work: Work) -> CudaMark:
         for mark in after:
             assert isinstance(mark, CudaMark)
             stream.wait_event(mark.end)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        # Launches need the stream's device to be current; switching costs, and is rarely needed.
-        with nullcontext() if torch.cuda.current_device() == stream.device_index else torch.cuda.device(self.device):
-            start.record(stream)
-            work(stream)
-            end.record(stream)
-        return CudaMark(end, start)
+        mark = self._spare.pop() if self._spare else _new_mark()
+        assert mark.start is not None
+        mark.start.record(stream)
+        work(stream)
+        mark.end.record(stream)
+        return mark
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, CudaMark)
-        torch.cuda.current_stream(self.device).wait_event(mark.end)
+        self._engine_stream().wait_event(mark.end)
+
+    def recycle(self, mark: Mark) -> None:
+        assert isinstance(mark, CudaMark)
+        self._spare.append(mark)
 
     def drain(self) -> None:
         for stream in self.streams.values():
             stream.synchronize()
+
+
+def _new_mark() -> CudaMark:
+    return CudaMark(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
 
 
 class HostMark:
@@ -153,6 +178,9 @@ class HostQueues:
         return HostMark(time.perf_counter_ns() - began)
 
     def wait(self, mark: Mark) -> None:
+        return
+
+    def recycle(self, mark: Mark) -> None:
         return
 
     def drain(self) -> None:

@@ -31,7 +31,9 @@ class Batch:
 class Submission:
     """A batch with its place in the index ring.
 
-    1. Reserved: it has a span. 2. Launched: `mark` is its end. 3. Ended: `mark` was seen, or `error` says what failed.
+    1. Reserved: it has a span.
+    2. Launched: `mark` is its end.
+    3. Ended: the mark was seen and given back, or `error` says what failed.
     """
 
     number: int  # counts submissions from 1

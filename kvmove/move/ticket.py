@@ -41,8 +41,7 @@ class Ticket:
         """
         for submission in self._waited:
             self._raise_if_failed(submission)
-            if submission.mark is not None:
-                self._mover.wait_for(submission.mark)
+            self._mover.wait_for(submission)
         if self._strict:
             self.check()
 

@@ -62,6 +62,9 @@ class ManualQueues:
     def wait(self, mark: Mark) -> None:
         self._append(_ENGINE, [mark], lambda: None)
 
+    def recycle(self, mark: Mark) -> None:
+        return
+
     def _append(self, queue: int, after: Iterable[Mark], work: Callable[[], None]) -> ManualMark:
         mark = ManualMark()
         self._queues[queue].append((list(after), work, mark))

@@ -86,17 +86,17 @@ def test_expedited_loads_of_a_call_share_one_launch(
     ("call", "message"),
     [
         (lambda m: load_batch(m, [Load(1, [0], [SLOTS])]), r"load 1: slot 8 \(position 0\) is outside \[0, 8\)"),
-        (lambda m: load_batch(m, [Load(1, [0, -1], [0, 1])]), r"host block -1 \(position 1\)"),
+        (lambda m: load_batch(m, [Load(1, [0, BLOCKS], [0, 1])]), r"host block 6 \(position 1\)"),
         (lambda m: load_batch(m, [Load(1, [0], [2**62])]), "slot 4611686018427387904"),
-        (lambda m: load_batch(m, [Load(1, [0, 1], [3, 3])]), "slot 3 is written twice in one call, by job 1 and job 1"),
         (lambda m: load_batch(m, [Load(1, [0], [3]), Load(2, [1], [3])]), "by job 1 and job 2"),
         (lambda m: load_batch(m, [Load(1, [0], [0]), Load(1, [1], [1])]), "job 1 is given twice"),
         (lambda m: load_batch(m, [Load(7, [0], [0])]), "job 7 is in use"),
         (lambda m: load_batch(m, [Store(1, [0], [0])]), "a Load is needed"),
         (lambda m: store_batch(m, [Load(1, [0], [0])]), "a Store is needed"),
-        (lambda m: store_batch(m, [Store(1, [0, 1], [2, 2])]), "host block 2 is written twice"),
+        (lambda m: store_batch(m, [Store(1, [0], [2]), Store(2, [1], [2])]), "host block 2 is written twice"),
         (lambda m: store_batch(m, [Store(1, [0], [BLOCKS])]), "host block 6"),
-        (lambda m: store_batch(m, [Store(1, [-3], [0])]), "slot -3"),
+        (lambda m: store_batch(m, [Store(1, [99], [0])]), "slot 99"),
+        (lambda m: m.wait_for_slots([-1]), "slot -1"),
         (lambda m: m.wait_for_slots([0, SLOTS]), "slot 8"),
         (lambda m: m.set_programs("bulk", 0), "at least 1"),
     ],
@@ -121,6 +121,14 @@ def test_a_record_cannot_be_built_wrong() -> None:
         Load(1, [0.5], [0])
     with pytest.raises(RecordError, match="nothing to move"):
         Load(1, [], [])
+    with pytest.raises(RecordError, match="dst_slots names 3 twice"):
+        Load(1, [0, 1, 2], [3, 4, 3])
+    with pytest.raises(RecordError, match="dst_blocks names 2 twice"):
+        Store(1, [0, 1], [2, 2])
+    with pytest.raises(RecordError, match="src_blocks holds -1"):
+        Load(1, [0, -1], [0, 1])
+    with pytest.raises(RecordError, match="dst_slots holds -7"):
+        Load(1, [0, 1], [0, -7])
     with pytest.raises(ValueError, match="fast"):
         Load(1, [0], [0], "fast")
 
