@@ -106,7 +106,8 @@ class _Checker:
 
     def _param_meaning(self, param: tree.Param) -> Meaning:
         """The value of a param: the operator's if there is one, else the file's, which has to be right in any case."""
-        given = self.overrides.pop(param.name.text, None)
+        name = param.name.text
+        is_given, given = name in self.overrides, self.overrides.pop(name, None)
         if param.type.text not in TYPES:
             help = did_you_mean(param.type.text, TYPES) or f"the types are {listed(TYPES)}"
             self.findings.error(f"unknown type {quoted(param.type.text)}", param.type.span, help=help)
@@ -126,7 +127,7 @@ class _Checker:
             if problem is not None:
                 self.findings.error(problem, param.value.span)
                 return None
-        if given is not None:
+        if is_given:
             try:
                 value = override_value(param.name.text, given, param.type.text)
             except BadOverride as e:

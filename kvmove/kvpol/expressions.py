@@ -217,6 +217,7 @@ class ExpressionChecker:
                 symbol = expr.operators[0].text
                 help = "use the condition itself, or `not` and the condition"
                 self.findings.error(f"`{symbol}` compares amounts, but this is a condition", operand.span, help=help)
+                break  # the other side may be a condition for the same reason
         comparisons: list[checked.Condition | None] = []
         for i, operator in enumerate(expr.operators):
             left, right = meanings[i], meanings[i + 1]

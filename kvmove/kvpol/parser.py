@@ -109,7 +109,9 @@ def _statement_ranges(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
     starts = [0]
     for i in range(1, len(tokens)):
         kind, before = tokens[i].kind, tokens[i - 1].kind
-        begins = kind in ACTIONS and before not in ("LABEL", "ASSERT", "IMPLIES", "OR", "NOT", "LET", "PARAM")
+        if before in ("LET", "PARAM"):
+            continue  # a keyword where a name should be
+        begins = kind in ACTIONS and before not in ("LABEL", "ASSERT", "IMPLIES", "OR", "NOT")
         if begins or kind in ("POLICY", "PARAM", "LET", "ASSERT", "LABEL"):
             starts.append(i)
     yield from zip(starts, [*starts[1:], len(tokens)], strict=True)

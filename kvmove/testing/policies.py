@@ -127,7 +127,7 @@ class _Writer:
             lambda: self.leaf(unit),
             lambda: f"({part()} + {part()})",
             lambda: f"({part()} - {part()} + {self.leaf(unit)})",
-            lambda: f"{self.pick(['2', '3', '50%', '1.5', '7'])} * {self.group(part())}",
+            lambda: f"{self.pick(['2', '3', '50%', '1.5', '-1', '-7'])} * {self.group(part())}",
             lambda: f"{self.group(part())} / {self.pick(['2', '3', '0.5', '-7'])}",
             lambda: f"-{self.group(part())}",
             lambda: f"min({part()}, {part()})",
