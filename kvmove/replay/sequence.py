@@ -1,0 +1,56 @@
+"""A request while the simulated engine serves it."""
+
+from __future__ import annotations
+
+from kvmove.replay.trace import Request
+
+
+class Sequence:
+    """One request's place in the engine.
+
+    1. Waiting: it has no slots. It may have been deferred, or wait for another request's load of its prefix.
+    2. Parked: it holds all its slots, and an async load is under way to the first ones.
+    3. Prefilling: `computed_tokens` of its prompt are in its slots.
+    4. Decoding: the whole prompt is; it holds its slots until its last token.
+
+    Slots for the whole prompt and answer are taken together, so that no request is ever preempted.
+    """
+
+    __slots__ = (
+        "arrival_ns",
+        "block_hashes",
+        "computed_tokens",
+        "deferrals",
+        "first_tried_ns",
+        "had_hit",
+        "index",
+        "input_tokens",
+        "name",
+        "num_blocks",
+        "num_reusable",
+        "output_tokens",
+        "slots",
+    )
+
+    def __init__(self, index: int, request: Request, block_tokens: int) -> None:
+        self.index = index
+        self.name = f"r{index}"
+        self.arrival_ns = request.arrival_ns
+        self.input_tokens = request.input_tokens
+        self.output_tokens = request.output_tokens
+        # A partial block is nobody else's prefix: only full ones are kept and looked for.
+        self.block_hashes = request.block_hashes[: request.input_tokens // block_tokens]
+        # The last token is computed in any case, because its logits give the first token of the answer; so a prompt
+        # that ends with a full block does not reuse that block.
+        self.num_reusable = (request.input_tokens - 1) // block_tokens
+        self.num_blocks = -(-(request.input_tokens + request.output_tokens) // block_tokens)
+        self.slots: list[int] = []
+        self.computed_tokens = 0
+        self.first_tried_ns: int | None = None
+        self.deferrals = 0
+        self.had_hit = False
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of the prompt that are still to be computed."""
+        return self.input_tokens - self.computed_tokens
