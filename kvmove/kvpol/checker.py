@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
-from kvmove import schema
-from kvmove.kvpol import checked, exact, tree, whole
-from kvmove.kvpol.checked import CheckedAssert, CheckedLet, CheckedRule, Limit, OutcomeIn, Program
+from kvmove.kvpol import checked, tree
+from kvmove.kvpol.checked import CheckedAssert, CheckedRule, Limit, OutcomeIn, Program
+from kvmove.kvpol.definitions import Definitions
 from kvmove.kvpol.expressions import ExpressionChecker
-from kvmove.kvpol.findings import Findings, Fix, Note
-from kvmove.kvpol.params import BadOverride, Overrides, Value, budget_problem, override_value
-from kvmove.kvpol.scope import FUNCTIONS, Amount, Claim, Definition, Meaning, Scope, type_name
-from kvmove.kvpol.source import Source, Span, quoted
-from kvmove.kvpol.suggest import did_you_mean, listed
-from kvmove.kvpol.units import BYTES, NUMBER, TOKENS, TYPES, QuantityError, parse_quantity
+from kvmove.kvpol.findings import Findings, Note
+from kvmove.kvpol.params import Overrides
+from kvmove.kvpol.scope import Claim, Scope, type_name
+from kvmove.kvpol.source import Source, Span
+from kvmove.kvpol.suggest import listed
+from kvmove.kvpol.units import BYTES, TOKENS
 from kvmove.records import Action
 
 MAX_RULES = 255  # a decision holds the rule's index in 8 bits, and the implicit last rule is one more
@@ -42,13 +41,10 @@ def check(
 class _Checker:
     def __init__(self, file: tree.File, source: Source, findings: Findings, overrides: Overrides, strict: bool) -> None:
         self.file, self.source, self.findings, self.strict = file, source, findings, strict
-        self.overrides = dict(overrides)
-        self.override_problems: list[str] = []
         later = {s.name.text: s.name.span for s in reversed(file.statements) if isinstance(s, tree.Param | tree.Let)}
         self.scope = Scope(file.damaged, later)
         self.expressions = ExpressionChecker(source, self.scope, findings)
-        self.params: dict[str, Value] = {}
-        self.budget: Fraction | None = None
+        self.definitions = Definitions(self.expressions, overrides)
         self.rules: list[CheckedRule] = []
         self.asserts: list[CheckedAssert] = []
         self.labels: dict[str, tree.Word] = {}
@@ -62,27 +58,29 @@ class _Checker:
             self.scope.asked.clear()
             match statement:
                 case tree.Param():
-                    self._param(statement)
+                    self.definitions.param(statement)
                 case tree.Let():
-                    self._let(statement)
+                    self.definitions.let(statement)
                 case tree.Rule():
                     self._rule(statement)
                 case tree.Assert():
                     self._assert(statement)
         self._unused()
         self._ending()
-        self._leftover_overrides()
+        self.definitions.leftover_overrides()
+        problems = tuple(self.definitions.override_problems)
         if self.findings.has_errors:
-            return Checked(None, tuple(self.override_problems))
+            return Checked(None, problems)
+        budget = self.definitions.budget
         program = Program(
-            self.file.header.name if self.file.header else None,
-            self.params,
-            None if self.budget is None else int(self.budget),
-            tuple(self.scope.lets),
-            tuple(self.rules),
-            tuple(self.asserts),
+            name=self.file.header.name if self.file.header else None,
+            params=self.definitions.params,
+            budget_bytes=None if budget is None else int(budget),
+            lets=tuple(self.scope.lets),
+            rules=tuple(self.rules),
+            asserts=tuple(self.asserts),
         )
-        return Checked(program, tuple(self.override_problems))
+        return Checked(program, problems)
 
     def _header(self) -> None:
         header = self.file.header
@@ -90,126 +88,6 @@ class _Checker:
             self.findings.error("a policy's name is not empty", header.span)
         elif header is not None and not header.name.isprintable():
             self.findings.error("a policy's name is printable text", header.span)
-
-    def _param(self, param: tree.Param) -> None:
-        name, meaning = param.name.text, self._param_meaning(param)
-        if name != "budget":
-            self._define("param", param.name, meaning)
-        elif self.budget is not None:
-            self.findings.error("`budget` is set twice", param.name.span)
-        if isinstance(meaning, Amount):
-            self.params.setdefault(name, meaning.ratio.range.low)
-            if name == "budget":
-                self.budget = meaning.ratio.range.low
-        elif isinstance(meaning, Claim):
-            self.params.setdefault(name, meaning.condition == checked.TRUE)
-
-    def _param_meaning(self, param: tree.Param) -> Meaning:
-        """The value of a param: the operator's if there is one, else the file's, which has to be right in any case."""
-        name = param.name.text
-        is_given, given = name in self.overrides, self.overrides.pop(name, None)
-        if param.type.text not in TYPES:
-            help = did_you_mean(param.type.text, TYPES) or f"the types are {listed(TYPES)}"
-            self.findings.error(f"unknown type {quoted(param.type.text)}", param.type.span, help=help)
-            return None
-        value = self._constant(param)
-        if value is None:
-            return None
-        if param.name.text == "budget" and (param.type.text != "bytes" or isinstance(value, bool)):
-            self.findings.error(
-                "`budget` is the step's budget, and that is in bytes",
-                param.type.span,
-                help="write `param budget: bytes`, or choose another name",
-            )
-            return None
-        if param.name.text == "budget" and not isinstance(value, bool):
-            problem = budget_problem(value)
-            if problem is not None:
-                self.findings.error(problem, param.value.span)
-                return None
-        if is_given:
-            try:
-                value = override_value(param.name.text, given, param.type.text)
-            except BadOverride as e:
-                self.override_problems.append(str(e))
-        if isinstance(value, bool):
-            return Claim(checked.Truth(value), tunable=True)
-        amount = value
-        dimension = TYPES[param.type.text] or NUMBER
-        like = Amount(exact.constant(Fraction(0)), dimension)
-        meaning = self.expressions.amount(param.value.span, lambda: exact.constant(amount), [], like)
-        return None if meaning is None else Amount(meaning.ratio, dimension, tunable=True)
-
-    def _constant(self, param: tree.Param) -> Value | None:
-        """The value that the file gives, or None after reporting that it does not have the param's type."""
-        wanted = TYPES[param.type.text]
-        value = param.value
-        if isinstance(value, tree.Boolean):
-            if wanted is None:
-                return value.value
-            wants = "a number" if wanted == NUMBER else f"in {param.type.text}"
-            self.findings.error(f"`{param.name.text}` is {wants}, not true or false", value.span)
-            return None
-        try:
-            amount, dimension = parse_quantity(value.text)
-        except QuantityError as e:
-            fix = Fix(value.span, e.replacement) if e.replacement else None
-            self.findings.error(e.message, value.span, help=e.help, fix=fix)
-            return None
-        if wanted is None:
-            self.findings.error(f"`{param.name.text}` is true or false, not {quoted(value.text)}", value.span)
-            return None
-        if dimension != wanted:
-            given = "a number without a unit" if dimension == NUMBER else f"in {dimension}"
-            wants = "a number" if wanted == NUMBER else f"in {param.type.text}"
-            help, fix = None, None
-            if dimension == NUMBER and not value.text.endswith("%"):
-                unit = {"bytes": "B", "tokens": "tok", "time": "ns"}[param.type.text]
-                help, fix = f"give it its unit, such as `{value.text}{unit}`", Fix(value.span, value.text + unit)
-            self.findings.error(
-                f"`{param.name.text}` is {wants}, but {quoted(value.text)} is {given}", value.span, help=help, fix=fix
-            )
-            return None
-        return -amount if param.negative else amount
-
-    def _let(self, let: tree.Let) -> None:
-        self._define("let", let.name, self._let_meaning(let))
-
-    def _let_meaning(self, let: tree.Let) -> Meaning:
-        """The meaning of a let's name: a reference to a value that is computed once."""
-        value = self.expressions.check(let.value)
-        index = len(self.scope.lets)
-        try:
-            if isinstance(value, Amount):
-                ratio = exact.let(index, value.ratio)
-                needs = tuple(sorted(value.needs, key=lambda v: v.name))
-                self.scope.lets.append(CheckedLet(let.name.text, value.ratio, needs))
-                return Amount(ratio, value.dimension, value.needs, value.tunable)
-            if isinstance(value, Claim):
-                condition = checked.let_holds(index, value.condition)
-                self.scope.lets.append(CheckedLet(let.name.text, value.condition, ()))
-                return Claim(condition, value.tunable)
-        except whole.TooComplex:
-            self.findings.error("this let builds on too many levels of lets", let.value.span, help="simplify them")
-        return None
-
-    def _define(self, kind: str, name: tree.Word, meaning: Meaning) -> None:
-        taken = name.text in schema.BY_NAME
-        if taken or name.text in FUNCTIONS:
-            what = "variable" if taken else "function"
-            self.findings.error(
-                f"`{name.text}` is a {what} of the language, and a {kind} cannot take its name",
-                name.span,
-                help="choose another name",
-            )
-            return
-        first = self.scope.defined.get(name.text)
-        if first is not None:
-            note = Note("it is defined here first", first.span)
-            self.findings.error(f"`{name.text}` is defined twice", name.span, notes=(note,))
-            return
-        reads, asked = frozenset(self.scope.reads), frozenset(self.scope.asked)
-        self.scope.defined[name.text] = Definition(kind, name.text, name.span, meaning, reads, asked)
 
     def _rule(self, rule: tree.Rule) -> None:
         self._order(rule)
@@ -300,24 +178,6 @@ class _Checker:
         elif self.strict:
             self.findings.warn(
                 "the last rule is left to be `async`", rules[-1].span, help="write `async` as the last rule to say so"
-            )
-
-    def _leftover_overrides(self) -> None:
-        """What is given for params that the file does not have. `budget` is the step's, whether or not it is named."""
-        for name, given in self.overrides.items():
-            if name == "budget":
-                try:
-                    value = override_value(name, given, "bytes")
-                except BadOverride as e:
-                    self.override_problems.append(str(e))
-                    continue
-                assert isinstance(value, Fraction)
-                self.params["budget"] = self.budget = value
-                continue
-            help = did_you_mean(name, [*self.params, "budget"])
-            names = [n for n in self.params if n != "budget"] + ["budget"]
-            self.override_problems.append(
-                f"there is no param {quoted(name)}\n  = help: {help or 'the params are ' + listed(names)}"
             )
 
 

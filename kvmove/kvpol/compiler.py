@@ -19,6 +19,7 @@ from kvmove.errors import InternalError
 from kvmove.kvpol import checked
 from kvmove.kvpol.checked import CheckedRule, Condition, LetHolds, Program
 from kvmove.kvpol.exact import Ratio
+from kvmove.kvpol.nodes import again, at_line, balanced, is_none, joined, load
 from kvmove.kvpol.source import Source
 from kvmove.kvpol.usage import Usage, count_usage
 from kvmove.kvpol.whole import Const, Least, Local, Magnitude, Most, Read, Times, Total, Whole
@@ -87,11 +88,11 @@ class _Compiler:
             line = self.source.line_of(rule.span.start)
             statements, state, ended = self._rule(rule, index, state)
             # Each rule's nodes carry its line, so that a traceback or a profile points into the policy.
-            body += [_at_line(s, line) for s in statements]
+            body += [at_line(s, line) for s in statements]
             if ended:
                 break
         if not ended:
-            body.append(_at_line(ast.Return(ast.Constant(len(self.program.rules))), 1))
+            body.append(at_line(ast.Return(ast.Constant(len(self.program.rules))), 1))
         arguments = ast.arguments([], [ast.arg("hit"), ast.arg("step")], None, [], [], None, [])
         function = ast.FunctionDef("decide", arguments, body, [])
         if hasattr(function, "type_params"):
@@ -148,7 +149,7 @@ class _Compiler:
     def _let_holds(self, condition: LetHolds, state: _State) -> _Test:
         name = _let_local(condition.let, "opposite" if condition.negated else "condition")
         if name in state.bound:
-            return _Test(_load(name), state, state)
+            return _Test(load(name), state, state)
         value = self.program.lets[condition.let].value
         if isinstance(value, Ratio):
             raise InternalError("a let that is an amount is used as a condition")
@@ -161,7 +162,7 @@ class _Compiler:
         for v in needs:
             if v not in state.known:
                 node, state = self._read(v, state)
-                nodes.append(_is_none(node, negated=True))
+                nodes.append(is_none(node, negated=True))
                 failed = state if failed is None else failed.met(state)
                 state = state.with_known(v)
         for item in items:
@@ -176,7 +177,7 @@ class _Compiler:
             state = test.if_true
         if not nodes:
             return _Test(_NOTHING, state, state)
-        return _Test(_joined(ast.And(), nodes), state, failed or state)
+        return _Test(joined(ast.And(), nodes), state, failed or state)
 
     def _any(self, items: Sequence[Condition], state: _State) -> _Test:
         nodes: list[ast.expr] = []
@@ -186,7 +187,7 @@ class _Compiler:
             nodes.append(test.node)
             held = test.if_true if held is None else held.met(test.if_true)
             state = test.if_false
-        return _Test(_joined(ast.Or(), nodes), held or state, state)
+        return _Test(joined(ast.Or(), nodes), held or state, state)
 
     def _known(self, variables: Sequence[Variable], negated: bool, state: _State) -> _Test:
         known = self._all([], variables, state)
@@ -217,7 +218,7 @@ class _Compiler:
                 nodes, state = self._wholes(x.factors, state)
                 if x.constant not in (1, -1):
                     nodes.append(ast.Constant(x.constant))
-                node = _balanced(ast.Mult(), nodes)
+                node = balanced(ast.Mult(), nodes)
                 return (ast.UnaryOp(ast.USub(), node) if x.constant == -1 else node), state
             case Least(items=items) | Most(items=items):
                 return self._extreme(items, ast.LtE() if isinstance(x, Least) else ast.GtE(), state)
@@ -225,7 +226,7 @@ class _Compiler:
                 node, state = self._whole(x.item, state)
                 node, name = self._kept(node)
                 test = ast.Compare(node, [ast.GtE()], [ast.Constant(0)])
-                return ast.IfExp(test, _load(name), ast.UnaryOp(ast.USub(), _load(name))), state
+                return ast.IfExp(test, load(name), ast.UnaryOp(ast.USub(), load(name))), state
         raise InternalError(f"no code for {type(x).__name__}")
 
     def _wholes(self, items: Sequence[Whole], state: _State) -> tuple[list[ast.expr], _State]:
@@ -242,8 +243,8 @@ class _Compiler:
             plus.append(ast.Constant(x.constant))
         elif x.constant < 0:
             minus.append(ast.Constant(-x.constant))
-        node = _balanced(ast.Add(), plus)
-        return (ast.BinOp(node, ast.Sub(), _balanced(ast.Add(), minus)) if minus else node), state
+        node = balanced(ast.Add(), plus)
+        return (ast.BinOp(node, ast.Sub(), balanced(ast.Add(), minus)) if minus else node), state
 
     def _extreme(self, items: Sequence[Whole], operator: ast.cmpop, state: _State) -> tuple[ast.expr, _State]:
         # A comparison of two locals takes a quarter of the time of a call of `min`, and needs no builtins.
@@ -252,7 +253,7 @@ class _Compiler:
             paired: list[ast.expr] = []
             for i in range(0, len(nodes) - 1, 2):
                 (first, a), (second, b) = self._kept(nodes[i]), self._kept(nodes[i + 1])
-                paired.append(ast.IfExp(ast.Compare(first, [operator], [second]), _again(first, a), _again(second, b)))
+                paired.append(ast.IfExp(ast.Compare(first, [operator], [second]), again(first, a), again(second, b)))
             nodes = paired + nodes[len(nodes) & ~1 :]
         return nodes[0], state
 
@@ -271,7 +272,7 @@ class _Compiler:
     def _read(self, v: Variable, state: _State) -> tuple[ast.expr, _State]:
         name = f"v_{v.attribute}"
         if name in state.bound:
-            return _load(name), state
+            return load(name), state
         record = "hit" if v.scope is Scope.HIT else "step"
         node = ast.Attribute(ast.Name(record, ast.Load()), v.attribute, ast.Load())
         if self.usage.reads[v] == 1:
@@ -282,7 +283,7 @@ class _Compiler:
         part = "denominator" if x.denominator else "numerator"
         name = _let_local(x.let, part)
         if name in state.bound:
-            return _load(name), state
+            return load(name), state
         value = self.program.lets[x.let].value
         if not isinstance(value, Ratio):
             raise InternalError("a let that is a condition is used as an amount")
@@ -297,35 +298,3 @@ _NOTHING: ast.expr = ast.Constant(True)  # the node of a test with nothing to te
 
 def _let_local(let: int, part: str) -> str:
     return f"l{let}_{part}"
-
-
-def _load(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _again(node: ast.expr, name: str) -> ast.expr:
-    return _load(name) if name else node
-
-
-def _is_none(node: ast.expr, *, negated: bool) -> ast.expr:
-    return ast.Compare(node, [ast.IsNot() if negated else ast.Is()], [ast.Constant(None)])
-
-
-def _joined(operator: ast.boolop, nodes: list[ast.expr]) -> ast.expr:
-    return nodes[0] if len(nodes) == 1 else ast.BoolOp(operator, nodes)
-
-
-def _balanced(operator: ast.operator, nodes: list[ast.expr]) -> ast.expr:
-    """`nodes` joined as a balanced tree, in order: CPython's compiler recurses, and 900 operands are allowed."""
-    while len(nodes) > 1:
-        paired: list[ast.expr] = [ast.BinOp(nodes[i], operator, nodes[i + 1]) for i in range(0, len(nodes) - 1, 2)]
-        nodes = paired + nodes[len(nodes) & ~1 :]
-    return nodes[0]
-
-
-def _at_line(statement: ast.stmt, line: int) -> ast.stmt:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.stmt | ast.expr):
-            node.lineno = node.end_lineno = line
-            node.col_offset = node.end_col_offset = 0
-    return statement

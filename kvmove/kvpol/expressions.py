@@ -12,12 +12,13 @@ from functools import partial
 from kvmove import schema
 from kvmove.kvpol import checked, exact, tree, whole
 from kvmove.kvpol.calls import check_call
+from kvmove.kvpol.comparisons import check_comparison, report_mismatch
 from kvmove.kvpol.exact import Ratio
 from kvmove.kvpol.findings import Findings, Fix, Note
 from kvmove.kvpol.scope import FUNCTIONS, Amount, Claim, Meaning, Scope, type_name
 from kvmove.kvpol.source import Source, Span, quoted
 from kvmove.kvpol.suggest import did_you_mean
-from kvmove.kvpol.units import CANONICAL, NUMBER, OF_SCHEMA, QuantityError, parse_quantity
+from kvmove.kvpol.units import CANONICAL, OF_SCHEMA, QuantityError, parse_quantity
 
 _VERBS = {"+": "add {right} to {left}", "-": "subtract {right} from {left}"}
 
@@ -46,7 +47,7 @@ class ExpressionChecker:
             case tree.ProductOf():
                 return self._product(expr)
             case tree.Compare():
-                return self._compare(expr)
+                return check_comparison(self, expr)
             case tree.Not():
                 return self._not(expr)
         return self._joined(expr)
@@ -160,7 +161,7 @@ class ExpressionChecker:
             if isinstance(left, Amount) and isinstance(right, Amount) and left.dimension != right.dimension:
                 operator = expr.operators[i - 1]
                 verb = _VERBS[operator.text].format(left=type_name(left), right=type_name(right))
-                self._mismatch(verb, operator, (expr.operands[first], left), (expr.operands[i], right))
+                report_mismatch(self, verb, operator, (expr.operands[first], left), (expr.operands[i], right))
                 agree = False
         if amounts is None or not agree:
             return None
@@ -210,85 +211,6 @@ class ExpressionChecker:
                 self.findings.error(f"`{operator}` needs amounts, but this is a condition", operand.span)
         return amounts if len(amounts) == len(meanings) else None
 
-    def _compare(self, expr: tree.Compare) -> Meaning:
-        meanings = self.check_all(expr.operands)
-        for operand, m in zip(expr.operands, meanings, strict=True):
-            if isinstance(m, Claim):
-                symbol = expr.operators[0].text
-                help = "use the condition itself, or `not` and the condition"
-                self.findings.error(f"`{symbol}` compares amounts, but this is a condition", operand.span, help=help)
-                break  # the other side may be a condition for the same reason
-        comparisons: list[checked.Condition | None] = []
-        for i, operator in enumerate(expr.operators):
-            left, right = meanings[i], meanings[i + 1]
-            if isinstance(left, Amount) and isinstance(right, Amount):
-                sides = (expr.operands[i], left), (expr.operands[i + 1], right)
-                comparisons.append(self._comparison(expr, operator, *sides))
-            else:
-                comparisons.append(None)
-        found = [c for c in comparisons if c is not None]
-        if len(found) < len(comparisons):
-            return None
-        tunable = any(m.tunable for m in meanings if m is not None)
-        return self._claim(expr.span, lambda: checked.every(tuple(found)), tunable)
-
-    def _comparison(
-        self,
-        expr: tree.Compare,
-        operator: tree.Word,
-        left_side: tuple[tree.Expr, Amount],
-        right_side: tuple[tree.Expr, Amount],
-    ) -> checked.Condition | None:
-        left, right = left_side[1], right_side[1]
-        if left.dimension != right.dimension:
-            self._mismatch(f"compare {type_name(left)} with {type_name(right)}", operator, left_side, right_side)
-            return None
-        needs = tuple(sorted(left.needs | right.needs, key=lambda v: v.name))
-        try:
-            a, b = exact.sides(left.ratio, right.ratio)
-        except (whole.TooLarge, whole.TooComplex):
-            self.findings.error("this comparison needs too many operations", expr.span, help="simplify its sides")
-            return None
-        always = _always(operator.text, a, b)
-        if always is False or (always and not needs):
-            if not (left.tunable or right.tunable):
-                self.findings.warn(
-                    f"this comparison is always {'true' if always else 'false'}",
-                    left_side[0].span.to(right_side[0].span),
-                    notes=tuple(
-                        self._range_note(*side) for side in (left_side, right_side) if not side[1].ratio.is_constant
-                    ),
-                )
-            # With an estimate that may be unknown it stays: then its opposite is false too.
-            if not needs:
-                return checked.Truth(always)
-        return checked.Compare(operator.text, a, b, needs)
-
-    def _range_note(self, operand: tree.Expr, amount: Amount) -> Note:
-        value, unit = amount.ratio.range, CANONICAL.get(amount.dimension, "")
-        text = quoted(self.source.slice(operand.span))
-        return Note(f"{text} lies between {value.low}{unit} and {value.high}{unit}")
-
-    def _mismatch(
-        self, verb: str, operator: tree.Word, left: tuple[tree.Expr, Amount], right: tuple[tree.Expr, Amount]
-    ) -> None:
-        for (operand, amount), (_, other) in ((left, right), (right, left)):
-            unit = CANONICAL.get(other.dimension)
-            bare = isinstance(operand, tree.Quantity) and amount.dimension == NUMBER and not operand.text.endswith("%")
-            if bare and unit and isinstance(operand, tree.Quantity):
-                self.findings.error(
-                    f"cannot {verb}",
-                    operator.span,
-                    help=f"give {quoted(operand.text)} its unit, such as `{operand.text}{unit}`",
-                    fix=Fix(operand.span, operand.text + unit),
-                )
-                return
-        notes = []
-        for operand, amount in (left, right):
-            phrase = type_name(amount) if amount.dimension == NUMBER else f"in {type_name(amount)}"
-            notes.append(Note(f"{quoted(self.source.slice(operand.span))} is {phrase}"))
-        self.findings.error(f"cannot {verb}", operator.span, notes=tuple(notes))
-
     def _not(self, expr: tree.Not) -> Meaning:
         claim = self.condition(expr.item, "what `not` turns round")
         return None if claim is None else Claim(checked.opposite(claim.condition), claim.tunable)
@@ -303,26 +225,12 @@ class ExpressionChecker:
             return None
         join = checked.every if word == "and" else checked.some
         conditions = tuple(c.condition for c in found)
-        return self._claim(expr.span, lambda: join(conditions), any(c.tunable for c in found))
+        return self.claim(expr.span, lambda: join(conditions), any(c.tunable for c in found))
 
-    def _claim(self, span: Span, make: Callable[[], checked.Condition], tunable: bool) -> Claim | None:
+    def claim(self, span: Span, make: Callable[[], checked.Condition], tunable: bool) -> Claim | None:
+        """The condition that `make` joins, or None after reporting that it is too deep."""
         try:
             return Claim(make(), tunable)
         except whole.TooComplex:
             self.findings.error("this condition builds on too many levels of lets", span, help="simplify its lets")
             return None
-
-
-def _always(operator: str, left: whole.Whole, right: whole.Whole) -> bool | None:
-    """What the comparison gives for every hit and step, as far as the intervals tell."""
-    if operator in (">", ">="):
-        left, right, operator = right, left, operator.replace(">", "<")
-    if operator == "<":
-        return True if left.high < right.low else False if left.low >= right.high else None
-    if operator == "<=":
-        return True if left.high <= right.low else False if left.low > right.high else None
-    apart = left.high < right.low or right.high < left.low
-    same = left.low == left.high == right.low == right.high
-    if not apart and not same:
-        return None
-    return same == (operator == "==")

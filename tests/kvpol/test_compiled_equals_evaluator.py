@@ -39,6 +39,7 @@ STEP = StepState(budget_bytes=1 << 26, budget_remaining_bytes=1 << 20)
 @example("sync if (bytes > 1B or tokens > 1tok) and tokens > 2tok", [(UNKNOWN, STEP)])
 @example("sync if bytes < 1B and tokens > 1tok\ndefer if tokens > 2tok", [(UNKNOWN, STEP)])
 @example("sync if (known(load_time) or bytes > 1B) and load_time < 5ns", [(UNKNOWN, STEP)])
+@example("sync if -3 * bytes >= -8B", [(UNKNOWN, STEP)])
 @example("sync if -bytes / -blocks >= 262144B", [(UNKNOWN, STEP)])
 def test_compiled_function_equals_evaluator(text: str, situations: list[tuple[Hit, StepState]]) -> None:
     """A drawn policy compiles, never raises, and gives the rule that the evaluator gives."""
@@ -132,7 +133,8 @@ def test_amount_lets_used_in_many_places_compile_to_little_code() -> None:
     """A long let that many conditions use is computed ahead of them, not written out at each."""
     total = " + ".join(["load_time", *(f"{i} * step_time" for i in range(2, 300))])
     rule = " or ".join(f"(tokens < {i}tok and cost > {i}s)" for i in range(1, 200))
-    policy = Policy.parse(f"let cost = {total}\nsync if {rule}\n")
+    later = "defer if load_time < 9ns\nrecompute if step_time > 9ns"
+    policy = Policy.parse(f"let cost = {total}\nsync if {rule}\n{later}")
     assert len(policy.decide.__code__.co_code) < 60_000
     for hit in (UNKNOWN, any_hit(load_time_ns=5), any_hit(load_time_ns=10**12)):
         for step_time in (None, 0, 10**9):
