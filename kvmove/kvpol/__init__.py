@@ -1,8 +1,8 @@
 """The policy language: text to tokens and limits, to a tree, to a checked program, to one compiled function.
 
-`Policy` is what an engine uses. The passes, in order: `source`, `lexer`, `limits`, `parser` with `build`
-(`tree`), `checker` with `expressions` (`checked`, on the exact arithmetic of `whole` and `exact`), `compiler`.
-`evaluate` says what is correct.
+`Policy` is what an engine uses. The passes, in order: `source` and `limits`, `lexer`, `parser` with `build`
+(giving `tree`), `checker` with `definitions` and `expressions` (giving `checked`, on the exact arithmetic of
+`whole` and `exact`), `compiler`. `evaluate` says what is correct; `analyse` runs every pass but the last.
 """
 
 from kvmove.kvpol.findings import Finding, Fix, Note, Severity

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvmove.errors import PolicyError
-from kvmove.kvpol import library
-from kvmove.kvpol.analyse import Analysis, analyse
-from kvmove.kvpol.checked import Program
-from kvmove.kvpol.compiler import compile_program
-from kvmove.kvpol.findings import Finding, Severity
-from kvmove.kvpol.params import Override, Overrides
-from kvmove.kvpol.render import render
-from kvmove.kvpol.source import Source
 from kvmove.records import Action
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+    from kvmove.kvpol.analyse import Analysis
+    from kvmove.kvpol.checked import Program
+    from kvmove.kvpol.findings import Finding
+    from kvmove.kvpol.params import Override, Overrides
+    from kvmove.kvpol.source import Source
+
+# The passes are imported when the first policy is made: a process that only passes policies' names around, or
+# only uses records, imports none of them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Policy:
     program: Program
 
     def __init__(self, analysis: Analysis, overrides: Overrides, default_name: str) -> None:
+        from kvmove.kvpol.compiler import compile_program
+
         program = analysis.usable()
         _refuse_limits(program, analysis.source)
         source = analysis.source
@@ -98,6 +102,8 @@ class Policy:
             PolicyError: there is no such policy, it has mistakes (`findings` has them all), or a param is
                 unknown or of another unit.
         """
+        from kvmove.kvpol import library
+
         source = library.read(name_or_path)
         return cls._from_source(source, params or {}, PurePath(source.name).stem or "policy")
 
@@ -108,10 +114,14 @@ class Policy:
         Raises:
             PolicyError: as `load`.
         """
+        from kvmove.kvpol.source import Source
+
         return cls._from_source(Source(name or "<policy>", text.removeprefix("\ufeff")), params or {}, name or "policy")
 
     @classmethod
     def _from_source(cls, source: Source, overrides: Overrides, default_name: str) -> Policy:
+        from kvmove.kvpol.analyse import analyse
+
         return cls(analyse(source, overrides), overrides, default_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,10 +132,16 @@ class Policy:
 
 
 def _restore(text: str, source_name: str, overrides: dict[str, Override], default_name: str) -> Policy:
+    from kvmove.kvpol.analyse import analyse
+    from kvmove.kvpol.source import Source
+
     return Policy(analyse(Source(source_name, text), overrides), overrides, default_name)
 
 
 def _refuse_limits(program: Program, source: Source) -> None:
+    from kvmove.kvpol.findings import Finding, Severity
+    from kvmove.kvpol.render import render
+
     findings = [
         Finding(
             Severity.ERROR,
@@ -151,6 +167,8 @@ def _rules(program: Program, source: Source) -> tuple[Rule, ...]:
 
 
 def _hash(text: str, params: Mapping[str, int | Fraction | bool]) -> str:
+    import hashlib
+
     effective = "".join(f"\n{name}={value}" for name, value in sorted(params.items()))
     # The length keeps a text that ends like a param apart from a param.
     return hashlib.sha256(f"{len(text)}\n{text}{effective}".encode()).hexdigest()[:12]
