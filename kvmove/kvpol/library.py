@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from kvmove.errors import PolicyError
-from kvmove.kvpol.limits import MAX_BYTES, decode
+from kvmove.kvpol.limits import READ_BYTES, decode
 from kvmove.kvpol.source import Source, printable, quoted
 from kvmove.kvpol.suggest import did_you_mean, listed
 
@@ -46,8 +46,7 @@ def read_file(path: Path) -> Source:
     """
     try:
         with path.open("rb") as f:
-            # One byte over the limit (and a byte order mark) tells that a file is too large, however large it is.
-            data = f.read(MAX_BYTES + 4)
+            data = f.read(READ_BYTES)  # enough to tell that a file is too large, however large it is
     except OSError as e:
         raise PolicyError(f"{printable(str(path))}: cannot be read: {(e.strerror or str(e)).lower()}") from None
     except ValueError:

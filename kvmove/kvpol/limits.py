@@ -14,6 +14,8 @@ from kvmove.kvpol.render import render
 from kvmove.kvpol.source import Source, Span
 
 MAX_BYTES = 64 << 10  # of UTF-8 text
+# What is read of a file: with a byte order mark dropped and a character cut in two, still more than the limit.
+READ_BYTES = MAX_BYTES + 16
 MAX_NESTING = 64  # parentheses, `not` and unary minus around each other
 MAX_DIGITS = 30  # of one number
 MAX_CHAIN = 900  # operands at one level of one expression
@@ -31,11 +33,12 @@ def decode(data: bytes, name: str) -> Source:
         PolicyError: the bytes are not UTF-8, or they are no text (a NUL byte). There are no findings.
     """
     # Judged on what can be a policy at all: a huge file is not decoded to the end to say that it is too large.
-    head = data[: MAX_BYTES + 4]
+    head = data[:READ_BYTES]
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as e:
-        if e.start < MAX_BYTES:
+        cut_short = len(data) >= READ_BYTES and e.reason == "unexpected end of data"
+        if not cut_short:
             raise PolicyError(
                 f"{name}: not UTF-8 text (byte 0x{head[e.start]:02x} at offset {e.start}); save it as UTF-8"
             ) from None

@@ -165,3 +165,13 @@ def test_byte_order_mark_is_dropped(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbfsync")
     assert Policy.load(path).text == "sync"
     assert Policy.parse("\ufeffsync").hash == Policy.load(path).hash
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("extra", range(20))
+def test_file_over_the_limit_is_never_cut_short(tmp_path: Path, mark: bytes, extra: int) -> None:
+    """A file that is a little too large is refused, wherever its characters end; it is not read in part."""
+    path = tmp_path / "policy.kvpol"
+    path.write_bytes(mark + b"#" + b"x" * ((64 << 10) - 1) + b"x" * extra + "\N{GRINNING FACE}".encode() * 8)
+    with pytest.raises(PolicyError, match="larger than 64 KiB"):
+        Policy.load(path)
