@@ -18,7 +18,12 @@ __all__ = ["CacheLayout", "HostPool", "Mover", "Page", "Ticket", "load_batch", "
 
 
 def load_batch(
-    mover: Mover, loads: Sequence[Load], *, after: torch.cuda.Event | None = None, strict: bool = False
+    mover: Mover,
+    loads: Sequence[Load],
+    *,
+    after: torch.cuda.Event | None = None,
+    path: str | None = None,
+    strict: bool = False,
 ) -> Ticket:
     """Start bringing host blocks into GPU slots, and return at once.
 
@@ -30,20 +35,24 @@ def load_batch(
         loads: any number of loads; index arrays are int64 (blocks,), on the host.
         after: start after this event instead of after the current stream, to overlap the previous step. The
             caller then vouches that nothing else on its stream touches the slots.
+        path: `direct`, `staged`, `engine` or `reference` for this call; None leaves the choice to the mover.
         strict: let `ticket.wait()` block the host and raise if a load failed.
 
     Returns:
         A ticket: call `wait()` before the step's kernels are launched, and `check()` at its output sync.
 
     Raises:
-        Refused: a block or slot is out of range, a slot is written twice, or a job id is in use; nothing moved.
+        Refused: a block or slot is out of range, a slot is written twice, a job id is in use, or the
+            named path does not work here; nothing moved.
         MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
         MoverClosed: the mover is closed.
     """
-    return mover.load(loads, after=after, strict=strict)
+    return mover.load(loads, after=after, path=path, strict=strict)
 
 
-def store_batch(mover: Mover, stores: Sequence[Store], *, after: torch.cuda.Event | None = None) -> Ticket:
+def store_batch(
+    mover: Mover, stores: Sequence[Store], *, after: torch.cuda.Event | None = None, path: str | None = None
+) -> Ticket:
     """Start keeping GPU slots in host blocks, and return at once.
 
     A store starts after what the current stream holds at the time of the call (the step's writes), after loads
@@ -52,6 +61,7 @@ def store_batch(mover: Mover, stores: Sequence[Store], *, after: torch.cuda.Even
     Args:
         stores: any number of stores; index arrays are int64 (blocks,), on the host.
         after: start after this event instead of after the current stream.
+        path: as for `load_batch`.
 
     Returns:
         A ticket: `wait()` lets the current stream wait, before it overwrites the slots.
@@ -62,4 +72,4 @@ def store_batch(mover: Mover, stores: Sequence[Store], *, after: torch.cuda.Even
         MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
         MoverClosed: the mover is closed.
     """
-    return mover.store(stores, after=after)
+    return mover.store(stores, after=after, path=path)

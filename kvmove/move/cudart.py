@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 
@@ -13,8 +15,11 @@ _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
 @cache
 def _runtime() -> ctypes.CDLL:
     torch.cuda.init()  # loads the library, and lets torch know of the context that registering creates
-    major = (torch.version.cuda or "").split(".")[0]
-    return ctypes.CDLL(f"libcudart.so.{major}")
+    return ctypes.CDLL(f"libcudart.so.{_major()}")
+
+
+def _major() -> int:
+    return int((torch.version.cuda or "0").split(".")[0])
 
 
 def _message(code: int) -> str:
@@ -47,3 +52,51 @@ def device_alias(address: int) -> int:
     if code or alias.value is None:
         raise RuntimeError(f"cudaHostGetDevicePointer: {_message(code)}")
     return alias.value
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _BatchAttributes(ctypes.Structure):  # cudaMemcpyAttributes
+    _fields_ = (("order", ctypes.c_int), ("source", _Location), ("destination", _Location), ("flags", ctypes.c_uint))
+
+
+# cudaMemcpySrcAccessOrderStream: the source is read in stream order, so after what the stream waited for.
+_IN_STREAM_ORDER = 1
+_DEFAULT_KIND = 4  # cudaMemcpyDefault: the direction follows from the addresses
+
+
+def memcpy_batch(
+    destination: NDArray[np.int64], source: NDArray[np.int64], sizes: NDArray[np.int64], stream: int
+) -> None:
+    """Queue copies of `sizes[i]` bytes from `source[i]` to `destination[i]`, contiguous int64 arrays, on a stream.
+
+    One driver call where the driver has it (CUDA 12.8 and later), one a run elsewhere.
+
+    Raises:
+        RuntimeError: the driver refused.
+    """
+    runtime = _runtime()
+    count = len(sizes)
+    if not hasattr(runtime, "cudaMemcpyBatchAsync"):
+        copy = runtime.cudaMemcpyAsync
+        for to, origin, size in zip(destination.tolist(), source.tolist(), sizes.tolist(), strict=True):
+            code = copy(
+                *map(ctypes.c_void_p, (to, origin)), ctypes.c_size_t(size), _DEFAULT_KIND, ctypes.c_void_p(stream)
+            )
+            if code:
+                raise RuntimeError(f"cudaMemcpyAsync: {_message(code)}")
+        return
+    attributes = _BatchAttributes(_IN_STREAM_ORDER, _Location(0, 0), _Location(0, 0), 0)
+    first = ctypes.c_size_t(0)
+    arrays = [ctypes.c_void_p(a.ctypes.data) for a in (destination, source, sizes)]
+    # CUDA 13 dropped the argument that received the index of a failing copy.
+    failed = [] if _major() >= 13 else [ctypes.byref(ctypes.c_size_t(0))]
+    code = runtime.cudaMemcpyBatchAsync(
+        *arrays, ctypes.c_size_t(count), ctypes.byref(attributes), ctypes.byref(first), ctypes.c_size_t(1),
+        *failed, ctypes.c_void_p(stream),
+    )  # fmt: skip
+    if code:
+        runtime.cudaGetLastError()
+        raise RuntimeError(f"cudaMemcpyBatchAsync of {count} runs: {_message(code)}")

@@ -20,9 +20,9 @@ class Flight:
         broken: None, or the CUDA error after which nothing can be launched.
     """
 
-    def __init__(self, hazards: Hazards, ring: IndexRing, queues: Queues, path: str, block_bytes: int) -> None:
+    def __init__(self, hazards: Hazards, ring: IndexRing, queues: Queues, block_bytes: int) -> None:
         self._hazards, self._ring, self._queues = hazards, ring, queues
-        self._path, self._block_bytes = path, block_bytes
+        self._block_bytes = block_bytes
         self._number = 0
         self._under_way: dict[int, Submission] = {}  # by number, so oldest first
         self._ended: list[Result] = []
@@ -125,7 +125,7 @@ class Flight:
     def _end(self, s: Submission) -> None:
         self._under_way.pop(s.number, None)
         self._ring.give_back(s.number)
-        self._ended += s.results(self._path, self._block_bytes)
+        self._ended += s.results(self._block_bytes)
         if s.mark is not None:
             self._queues.recycle(s.mark)
             s.mark = None

@@ -28,6 +28,7 @@ class HostMemory:
     Attributes:
         array: the memory, uint8 (num_bytes,).
         address: where it begins; `device_address` is the same place as kernels see it.
+        piece_ends: where each registration ends, ascending, int64 (registrations,); empty where nothing is pinned.
     """
 
     def __init__(self, num_bytes: int, *, pinned: bool, chunk_bytes: int = REGISTER_BYTES) -> None:
@@ -42,6 +43,7 @@ class HostMemory:
         self.array: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self.address = self.array.ctypes.data
         self.device_address = self.address
+        self.piece_ends: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._registered: list[int] = []
         # The map goes with its last view. Were it unmapped while registered, the driver would refuse whatever is
         # mapped there next; so an object that nobody closed unpins first.
@@ -66,6 +68,7 @@ class HostMemory:
                 asked_bytes=self.num_bytes,
                 pinned_bytes=pinned,
             )
+        self.piece_ends = np.array([*self._registered[1:], self.address + self.num_bytes], dtype=np.int64)
         self.device_address = cudart.device_alias(self.address)
         last = self._registered[-1]
         if cudart.device_alias(last) - self.device_address != last - self.address:
@@ -97,6 +100,7 @@ class HostPool:
     Attributes:
         blocks: torch uint8 (num_blocks, block_bytes) on the CPU, over the pool's memory.
         address, device_address: where block 0 begins, for the host and for kernels.
+        piece_ends: addresses of the ends of its registrations; a copy must not cross one.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int, *, device: torch.device | str = "cpu") -> None:
@@ -119,6 +123,7 @@ class HostPool:
         self._memory = HostMemory(num_blocks * block_bytes, pinned=pinned, chunk_bytes=chunk_bytes)
         self.pinned = pinned
         self.address, self.device_address = self._memory.address, self._memory.device_address
+        self.piece_ends = self._memory.piece_ends
         self.blocks = torch.from_numpy(self._memory.array).view(num_blocks, block_bytes)
         self._holders: set[int] = set()
         self.closed = False

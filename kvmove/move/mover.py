@@ -18,9 +18,9 @@ from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import IndexRing
 from kvmove.move.layout import CacheLayout
-from kvmove.move.paths import Path, choose_path
+from kvmove.move.paths import Paths
 from kvmove.move.queues import Queue, Queues, queues_for
-from kvmove.move.submission import Batch, Submission
+from kvmove.move.submission import Batch, Job, Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
 
@@ -57,7 +57,8 @@ class Mover:
         """Prepare to move blocks between `layout` and `pool`.
 
         Args:
-            path: `direct` or `reference`; None takes the best one that works on this machine.
+            path: `direct`, `staged`, `engine` or `reference`, for every job. None chooses for each by a measured
+                table, among the paths that work on this machine.
             index_capacity: indices (two a block) of all jobs in flight together. By default enough for twice
                 the cache, or for the cache once where twice would be more than a million; at least 65,536.
             queues: where the copies run; None takes the device's own. Tests pass slow ones.
@@ -75,13 +76,13 @@ class Mover:
         if on_cuda and not pool.pinned:
             raise Refused(f"the cache is on {layout.device} and the pool is not pinned; make it for that device")
         self.layout, self.pool = layout, pool
-        self._path: Path = choose_path(layout, pool, path)
+        self._paths = Paths(layout, pool, path)
         self._queues = queues or queues_for(layout.device)
         self._programs = dict(DEFAULT_PROGRAMS)
         capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
         hazards = Hazards(layout.num_slots, pool.num_blocks)
-        self._flight = Flight(hazards, self._ring, self._queues, self._path.name, layout.block_bytes)
+        self._flight = Flight(hazards, self._ring, self._queues, layout.block_bytes)
         self._unique = UniqueCheck(max(layout.num_slots, pool.num_blocks))
         self._closed: str | None = None  # why
         self._lock = threading.RLock()
@@ -89,8 +90,8 @@ class Mover:
 
     @property
     def path(self) -> str:
-        """The name of the path that moves the bytes."""
-        return self._path.name
+        """The name of the path that every job takes, or `auto` where it is chosen for each."""
+        return self._paths.always
 
     def set_programs(self, lane: Lane | str, programs: int) -> None:
         """Set how many kernel programs a lane may hold at once, from the next call on. `bulk` covers stores too.
@@ -105,7 +106,7 @@ class Mover:
             if Lane(lane) is Lane.BULK:
                 self._programs[Queue.STORE] = programs
 
-    def load(self, loads: Sequence[Load], *, after: torch.cuda.Event | None, strict: bool) -> Ticket:
+    def load(self, loads: Sequence[Load], *, after: torch.cuda.Event | None, path: str | None, strict: bool) -> Ticket:
         """See `kvmove.load_batch`."""
         with self._lock:
             self._refuse_closed()
@@ -117,14 +118,14 @@ class Mover:
             self._unique.refuse_repeated("slot", [(x.job, x.dst_slots) for x in loads])
             # All expedited loads go in one launch; bulk loads apart, so that each is reported when it is done.
             jobs = {lane: [(x.job, x.src_blocks, x.dst_slots) for x in loads if x.lane is lane] for lane in Lane}
-            batches = [Batch(Lane.BULK, Queue.BULK, (job,)) for job in jobs[Lane.BULK]]
+            batches = [self._batch(Lane.BULK, Queue.BULK, (job,), path) for job in jobs[Lane.BULK]]
             if jobs[Lane.EXPEDITED]:
-                batches.insert(0, Batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(jobs[Lane.EXPEDITED])))
+                batches.insert(0, self._batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(jobs[Lane.EXPEDITED]), path))
             made = self._submit(JobKind.LOAD, batches, after)
             waited = [s for s in made if s.batch.lane is Lane.EXPEDITED]
             return Ticket(self, tuple(x.job for x in loads), waited, strict=strict)
 
-    def store(self, stores: Sequence[Store], *, after: torch.cuda.Event | None) -> Ticket:
+    def store(self, stores: Sequence[Store], *, after: torch.cuda.Event | None, path: str | None) -> Ticket:
         """See `kvmove.store_batch`."""
         with self._lock:
             self._refuse_closed()
@@ -134,9 +135,13 @@ class Mover:
                     refuse_out_of_range(f"store {x.job}", "slot", x.src_slots, self.layout.num_slots)
                     refuse_out_of_range(f"store {x.job}", "host block", x.dst_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated("host block", [(x.job, x.dst_blocks) for x in stores])
-            batches = [Batch(Lane.BULK, Queue.STORE, ((x.job, x.dst_blocks, x.src_slots),)) for x in stores]
-            made = self._submit(JobKind.STORE, batches, after)
+            jobs = [((x.job, x.dst_blocks, x.src_slots),) for x in stores]
+            made = self._submit(JobKind.STORE, [self._batch(Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
+
+    def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], path: str | None) -> Batch:
+        count = sum(len(blocks) for _, blocks, _ in jobs)
+        return Batch(lane, queue, self._paths.choose(lane, count) if path is None else self._paths.named(path), jobs)
 
     def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
         """Launch each batch after the engine's stream, or after the event `after`."""
@@ -153,7 +158,7 @@ class Mover:
         return made
 
     def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> None:
-        move = self._path.load if s.kind is JobKind.LOAD else self._path.store
+        move = s.batch.path.load if s.kind is JobKind.LOAD else s.batch.path.store
         move(s.span, s.count, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike) -> None:

@@ -8,19 +8,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmove.move.indices import Span
+from kvmove.move.paths import Path
 from kvmove.move.queues import Mark, Queue
 from kvmove.records import JobKind, Lane, Result
 
 Index = NDArray[np.int64]
+Job = tuple[int, Index, Index]  # job id, host blocks, slots
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one launch is to move, before it has a number: (job id, host blocks, slots) of each job."""
+    """What one launch is to move, and how, before it has a number."""
 
     lane: Lane
     queue: Queue
-    jobs: tuple[tuple[int, Index, Index], ...]
+    path: Path
+    jobs: tuple[Job, ...]
 
     def index_arrays(self) -> list[Index]:
         """Host blocks of all jobs, then slots of all jobs: the order in which paths read them."""
@@ -50,7 +53,7 @@ class Submission:
         self.count = len(self.span.array) // 2
         self.blocks, self.slots = self.span.array[: self.count], self.span.array[self.count :]
 
-    def results(self, path: str, block_bytes: int) -> list[Result]:
+    def results(self, block_bytes: int) -> list[Result]:
         """How each of its jobs ended."""
         ok = self.error is None
         elapsed_ns = self.mark.elapsed_ns() if ok and self.mark is not None else None
@@ -58,7 +61,7 @@ class Submission:
             Result(
                 job=job,
                 kind=self.kind,
-                path=path,
+                path=self.batch.path.name,
                 lane=self.batch.lane,
                 blocks=len(blocks),
                 bytes=len(blocks) * block_bytes if ok else 0,

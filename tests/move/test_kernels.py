@@ -63,11 +63,11 @@ def run_both_directions(shape: dict[str, int], device: str, path: str, data: st.
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("path", ["reference", "direct"])
+@pytest.mark.parametrize("path", ["reference", "direct", "staged", "engine"])
 def test_a_copy_is_exact_for_any_page_size_and_block_order(device: str, path: str) -> None:
     """Loads and stores move every named byte and leave every other byte alone."""
 
-    @settings(max_examples=100 if device == "cuda" else 60)
+    @settings(max_examples=100 if device == "cuda" else 40)
     @given(kv_caches(), st.data())
     def run(shape: dict[str, int], data: st.DataObject) -> None:
         run_both_directions(shape, device, path, data)
@@ -76,12 +76,13 @@ def test_a_copy_is_exact_for_any_page_size_and_block_order(device: str, path: st
 
 
 @pytest.mark.gpu
-def test_a_large_load_and_store_are_exact() -> None:
-    """Addresses beyond 2**31 and thousands of blocks work: 3 GiB of slots, 16 KiB pages."""
+@pytest.mark.parametrize("path", ["direct", "staged", "engine"])
+def test_a_large_load_and_store_are_exact(path: str) -> None:
+    """Addresses beyond 2**31 and thousands of blocks work: 3 GiB of slots, 16 KiB pages, many turns of the ring."""
     tensors = [torch.zeros(2, 8192, 16384, dtype=torch.uint8, device="cuda") for _ in range(12)]
     layout = CacheLayout.from_tensors(tensors, block_dim=1)
     order = torch.Generator().manual_seed(5)
-    with HostPool.for_layout(layout, 8192) as pool, Mover(layout, pool, path="direct") as mover:
+    with HostPool.for_layout(layout, 8192) as pool, Mover(layout, pool, path=path) as mover:
         # 3.2 GB of words that say where they belong: cheaper than random bytes, and as hard to get wrong unnoticed.
         host = torch.arange(pool.num_bytes // 8, dtype=torch.int64).view(pool.num_blocks, -1)
         pool.blocks.view(torch.int64).copy_(host)

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.gpu
 SLOTS, BLOCKS, WORDS = 48, 40, 16384  # a block of 4 layers x K and V x 128 KiB takes about 20 us each way
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(seed: int) -> None:
+@pytest.mark.parametrize("path", ["direct", "staged", "engine", "mixed"])
+@pytest.mark.parametrize("seed", range(3))
+def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(seed: int, path: str) -> None:
     """Every engine read sees, and cache and pool end with, what running the history one by one gives."""
     rng = np.random.default_rng(seed)
     tensors = [torch.zeros(2, SLOTS, WORDS, dtype=torch.int64, device="cuda") for _ in range(4)]
@@ -26,13 +27,14 @@ def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(seed
     with HostPool.for_layout(layout, BLOCKS) as pool:
         words = pool.blocks.view(torch.int64)
         words.copy_(torch.from_numpy(blocks)[:, None].expand_as(words))
-        mover = Mover(layout, pool, path="direct")
+        mover = Mover(layout, pool)
         for job in range(150):
             count = int(rng.integers(1, 12))
             some_slots, some_blocks = rng.permutation(SLOTS)[:count], rng.permutation(BLOCKS)[:count]
+            way = str(rng.choice(["direct", "staged", "engine"])) if path == "mixed" else path
             kind = rng.choice(["expedited", "bulk", "store", "write"], p=[0.3, 0.3, 0.25, 0.15])
             if kind == "store":
-                store_batch(mover, [Store(job, some_slots, some_blocks)])
+                store_batch(mover, [Store(job, some_slots, some_blocks)], path=way)
                 blocks[some_blocks] = slots[some_slots]
             elif kind == "write":
                 mover.wait_for_slots(some_slots)
@@ -40,7 +42,7 @@ def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(seed
                     tensor[:, torch.from_numpy(some_slots).cuda()] = -job
                 slots[some_slots] = -job
             else:
-                ticket = load_batch(mover, [Load(job, some_blocks, some_slots, kind)])
+                ticket = load_batch(mover, [Load(job, some_blocks, some_slots, kind)], path=way)
                 slots[some_slots] = blocks[some_blocks]
                 if kind == "expedited":
                     ticket.wait()

@@ -1,21 +1,27 @@
-"""How bytes cross: the reference path in plain torch, and the direct path in Triton.
+"""How bytes cross: one file a path, and the choice between them.
 
-A path gets indices that were checked: `span.array[:count]` are host blocks, `span.array[count:]` the slots
-they go to or come from. It launches on the given stream (None on a machine without CUDA) and returns.
+A path gets indices that were checked: `span.array[:count]` are host blocks, `span.array[count:]` the slots they go to
+or come from. It queues its work on the given stream (None on a machine without CUDA: it runs at once) and returns;
+what the work has to wait for is on that stream already, and its end is where the stream is afterwards.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Span
 from kvmove.move.layout import CacheLayout
+from kvmove.move.paths.direct import DirectPath
+from kvmove.move.paths.engine import EnginePath
+from kvmove.move.paths.reference import ReferencePath
+from kvmove.move.paths.staged import StagedPath
+from kvmove.records import Lane
 
 _log = logging.getLogger(__name__)
 
@@ -33,118 +39,72 @@ class Path(Protocol):
         """Slots to host blocks, by at most `programs` kernel programs."""
 
 
-class ReferencePath:
-    """Plain torch indexing, on any device. Written for reading: it defines what a copy is.
+_MAKERS: dict[str, Callable[[CacheLayout, HostPool], Path]] = {
+    "direct": DirectPath,
+    "staged": StagedPath,
+    "engine": EnginePath,
+    "reference": ReferencePath,
+}
 
-    On a CUDA device it blocks the host until its copies are done.
-    """
-
-    name = "reference"
-
-    def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
-        self._device = layout.device
-        self._pages = [
-            (view, pool.blocks[:, page.host_offset_bytes : page.host_offset_bytes + page.num_bytes])
-            for view, page in zip(layout.page_views(), layout.pages, strict=True)
-        ]
-
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        blocks, slots = _as_tensors(span, count)
-        with torch.cuda.stream(stream):
-            for page, host in self._pages:
-                page[slots.to(self._device)] = host[blocks].to(self._device)
-
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        blocks, slots = _as_tensors(span, count)
-        with torch.cuda.stream(stream):
-            for page, host in self._pages:
-                host[blocks] = page[slots.to(self._device)].cpu()
+# From where on the copy engine's full rate outweighs the staged path's extra hop, measured on an H200
+# (benchmarks/results): below, the direct path is done before the second chunk would have crossed.
+STAGED_FROM_BYTES = 24 << 20
+# A page from which on a descriptor of the copy engine costs less than its bytes take.
+ENGINE_PAGE_BYTES = 1 << 20
 
 
-class DirectPath:
-    """A Triton kernel reads or writes pinned host memory in place, all pages of all blocks in one launch."""
+class Paths:
+    """The paths of one mover. Those that the default choice can take are made at once, others when first named."""
 
-    name = "direct"
+    def __init__(self, layout: CacheLayout, pool: HostPool, always: str | None) -> None:
+        """Keep to the path called `always`, or choose for each job where it is None.
 
-    def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
-        from kvmove.kernels import pages as kernel
+        Raises:
+            Refused: there is no such path, or it does not work on this machine; naming one never falls back.
+        """
+        self._layout, self._pool = layout, pool
+        self._made: dict[str, Path] = {}
+        self._always = self.named(always) if always is not None else self._only_choice()
+        if self._always is None:
+            for name in ("direct", "staged", "engine"):
+                self.named(name)
 
-        if layout.device.type == "cpu" and not kernel.INTERPRETED:
-            raise Refused("the direct path needs a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
-        if layout.device.type == "cuda" and kernel.INTERPRETED:
-            raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
-        self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
-        tile = kernel.TileShape.for_pages(layout.align_bytes, max(p.num_bytes for p in layout.pages))
-        table = _segment_table(layout, tile.row_bytes, tile.word_bytes)
-        self._table = torch.from_numpy(table).to(layout.device)
-        self._copy = kernel.PageCopy(
-            host_address=pool.device_address,
-            host_block_bytes=pool.block_bytes,
-            table_address=self._table.data_ptr(),
-            num_segments=table.shape[1],
-            tile=tile,
-            full=bool((table[3] == tile.columns).all()),
-        )
+    @property
+    def always(self) -> str:
+        """The name of the path of every job, or `auto`."""
+        return "auto" if self._always is None else self._always.name
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        self._launch(self._gather, span, count, programs, stream)
+    def _only_choice(self) -> Path | None:
+        """The path for every job where there is no choice: without Triton, and without CUDA."""
+        try:
+            direct = self.named("direct")
+        except Refused:
+            return self.named("reference")
+        except Exception as error:
+            # Triton needs a C compiler and Python's headers, and a GPU that it knows. Without them, be slow and right.
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _log.warning("Triton cannot run here (%s); kvmove moves blocks with plain torch, which is slow", first_line)
+            return self.named("reference")
+        return None if self._layout.device.type == "cuda" else direct
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        self._launch(self._scatter, span, count, programs, stream)
+    def named(self, name: str) -> Path:
+        """The path called `name`.
 
-    def _launch(self, kernel: object, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        handle = 0 if stream is None else stream.cuda_stream
-        self._copy(kernel, span.address, span.address + 8 * count, count, programs=programs, stream=handle)
+        Raises:
+            Refused: there is no such path, or it does not work on this machine.
+        """
+        if name not in _MAKERS:
+            raise Refused(f"there is no path called {name!r}; choose from: {', '.join(_MAKERS)}")
+        if name not in self._made:
+            self._made[name] = _MAKERS[name](self._layout, self._pool)
+        return self._made[name]
 
-    def compile(self) -> None:
-        """Build both kernels now, so that the first load of a step does not wait for a compiler."""
-        nothing = Span(np.empty(0, dtype=np.int64), self._table.data_ptr())
-        self.load(nothing, 0, 1, None)
-        self.store(nothing, 0, 1, None)
-
-
-def choose_path(layout: CacheLayout, pool: HostPool, name: str | None) -> Path:
-    """The path called `name`, or the best one that works on this machine when none is named.
-
-    Raises:
-        Refused: there is no such path, or the named one does not work here; naming one never falls back.
-    """
-    if name == "reference":
-        return ReferencePath(layout, pool)
-    if name == "direct":
-        path = DirectPath(layout, pool)
-        path.compile()
-        return path
-    if name is not None:
-        raise Refused(f"there is no path called {name!r}; choose from: direct, reference")
-    try:
-        path = DirectPath(layout, pool)
-        path.compile()
-    except Refused:
-        return ReferencePath(layout, pool)
-    except Exception as error:
-        # Triton needs a C compiler and Python's headers, and a GPU that it knows. Without them, be slow and right.
-        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        _log.warning("Triton cannot run here (%s); kvmove moves blocks with plain torch, which is slow", first_line)
-        return ReferencePath(layout, pool)
-    return path
-
-
-def _segment_table(layout: CacheLayout, row_bytes: int, word_bytes: int) -> np.ndarray:
-    """The table of `kvmove.kernels.pages`: int64 (4, segments), every page cut into rows of at most `row_bytes`."""
-    columns = [
-        (
-            page.address + start,
-            page.slot_stride_bytes,
-            page.host_offset_bytes + start,
-            min(row_bytes, page.num_bytes - start) // word_bytes,
-        )
-        for page in layout.pages
-        for start in range(0, page.num_bytes, row_bytes)
-    ]
-    return np.ascontiguousarray(np.array(columns, dtype=np.int64).T)
-
-
-def _as_tensors(span: Span, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    indices = torch.from_numpy(span.array)
-    return indices[:count], indices[count:]
+    def choose(self, lane: Lane, count: int) -> Path:
+        """The path for a job of `count` blocks in a lane."""
+        if self._always is not None:
+            return self._always
+        if self._layout.num_pages == 1 and self._layout.block_bytes >= ENGINE_PAGE_BYTES:
+            return self._made["engine"]
+        if lane is Lane.BULK and count * self._layout.block_bytes >= STAGED_FROM_BYTES:
+            return self._made["staged"]
+        return self._made["direct"]

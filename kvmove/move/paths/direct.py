@@ -1,0 +1,101 @@
+"""The direct path: a Triton kernel reads or writes pinned host memory in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvmove.errors import Refused
+from kvmove.move.hostpool import HostPool
+from kvmove.move.indices import Span
+from kvmove.move.layout import CacheLayout
+
+
+class PageKernels:
+    """The gather and scatter kernels between one cache and one run of equal blocks, in host or in GPU memory.
+
+    Args:
+        blocks_base: address of block 0 as kernels see it; the next is `layout.host_block_bytes` further.
+
+    Raises:
+        Refused: Triton cannot run kernels on the layout's device in this process.
+    """
+
+    def __init__(self, layout: CacheLayout, blocks_base: int) -> None:
+        from kvmove.kernels import pages as kernel
+
+        if layout.device.type == "cpu" and not kernel.INTERPRETED:
+            raise Refused("kernels need a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
+        if layout.device.type == "cuda" and kernel.INTERPRETED:
+            raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
+        self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
+        tile = kernel.TileShape.for_pages(layout.align_bytes, max(p.num_bytes for p in layout.pages))
+        table = _segment_table(layout, tile.row_bytes, tile.word_bytes)
+        self._table = torch.from_numpy(table).to(layout.device)
+        self._copy = kernel.PageCopy(
+            host_address=blocks_base,
+            host_block_bytes=layout.host_block_bytes,
+            table_address=self._table.data_ptr(),
+            num_segments=table.shape[1],
+            tile=tile,
+            full=bool((table[3] == tile.columns).all()),
+        )
+
+    def gather(
+        self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
+    ) -> None:
+        """Blocks to slots. Addresses are of int64 (count,) that kernels can read."""
+        self._launch(self._gather, blocks_address, slots_address, count, programs, stream)
+
+    def scatter(
+        self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
+    ) -> None:
+        """Slots to blocks."""
+        self._launch(self._scatter, blocks_address, slots_address, count, programs, stream)
+
+    def _launch(
+        self, kernel: Any, blocks_address: int, slots_address: int, count: int, programs: int,
+        stream: torch.cuda.Stream | None,
+    ) -> None:  # fmt: skip
+        handle = 0 if stream is None else stream.cuda_stream
+        self._copy(kernel, blocks_address, slots_address, count, programs=programs, stream=handle)
+
+    def compile(self) -> None:
+        """Build both kernels now, so that the first load of a step does not wait for a compiler."""
+        anywhere = self._table.data_ptr()  # nothing is read: there are no blocks
+        self.gather(anywhere, anywhere, 0, 1, None)
+        self.scatter(anywhere, anywhere, 0, 1, None)
+
+
+class DirectPath:
+    """All pages of all blocks in one launch; no copy of the bytes anywhere else."""
+
+    name = "direct"
+
+    def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
+        self._kernels = PageKernels(layout, pool.device_address)
+        self._kernels.compile()
+
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+        self._kernels.gather(span.address, span.address + 8 * count, count, programs, stream)
+
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+        self._kernels.scatter(span.address, span.address + 8 * count, count, programs, stream)
+
+
+def _segment_table(layout: CacheLayout, row_bytes: int, word_bytes: int) -> NDArray[np.int64]:
+    """The table of `kvmove.kernels.pages`: int64 (4, segments), every page cut into rows of at most `row_bytes`."""
+    columns = [
+        (
+            page.address + start,
+            page.slot_stride_bytes,
+            page.host_offset_bytes + start,
+            min(row_bytes, page.num_bytes - start) // word_bytes,
+        )
+        for page in layout.pages
+        for start in range(0, page.num_bytes, row_bytes)
+    ]
+    return np.ascontiguousarray(np.array(columns, dtype=np.int64).T)
