@@ -80,7 +80,7 @@ class Engine:
         self._worker = Worker(replica, self._tally)
 
         # Where a request is: arriving, then waiting or joined, then parked or prefilling, then decoding.
-        self._arriving = deque(Seq(i, r, settings.block_tokens) for i, r in enumerate(requests))
+        self._arriving = deque(Seq(i, r, settings) for i, r in enumerate(requests))
         self._waiting: list[tuple[int, Seq]] = []  # a heap: first come, first served
         self._joined: dict[int, list[Seq]] = {}  # job -> those that wait for it
         self._parked: Transfers[tuple[Seq, Placed]] = Transfers()
@@ -370,7 +370,7 @@ class Engine:
         if self._gpu.held or tier.pinned_blocks or tier.storing_blocks or self._loading or self._inflight_bytes:
             raise InternalError(
                 f"at the end {self._gpu.held} slots are held, {tier.pinned_blocks} host blocks pinned, "
-                f"{tier.storing_blocks} being stored, {len(self._loading)} loading, {self._inflight_bytes} bytes under way"
+                f"{tier.storing_blocks} storing, {len(self._loading)} to come, {self._inflight_bytes} bytes loading"
             )
         if tally.finished + tally.refused != tally.requests:
-            raise InternalError(f"{tally.requests} requests came, {tally.finished} finished, {tally.refused} were refused")
+            raise InternalError(f"of {tally.requests} requests {tally.finished} finished, {tally.refused} were refused")

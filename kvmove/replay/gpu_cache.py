@@ -42,7 +42,7 @@ class GpuCache:
         return self._num_slots - self.available
 
     def match(self, keys: Iterable[int]) -> list[int]:
-        """The slots of the longest leading run of keys that are here. They may go with the next `allocate`: share them."""
+        """The slots of the longest leading run of keys that are here. Share them before `allocate` takes them."""
         slots = []
         for key in keys:
             slot = self._slot_of.get(key)
@@ -75,7 +75,9 @@ class GpuCache:
     def publish(self, slot: int, key: int) -> None:
         """Let others find the block that a held slot now holds; where another slot has it already, nothing changes."""
         if self._holders[slot] == 0 or self._key_of[slot] is not None:
-            raise InternalError(f"slot {slot} cannot be published: {self._holders[slot]} hold it as {self._key_of[slot]}")
+            raise InternalError(
+                f"slot {slot} cannot be published: {self._holders[slot]} holders, block {self._key_of[slot]}"
+            )
         if key not in self._slot_of:
             self._slot_of[key] = slot
             self._key_of[slot] = key
@@ -96,7 +98,9 @@ class GpuCache:
         """Raise `InternalError` where an invariant is broken; O(slots)."""
         unheld = [slot for slot in range(self._num_slots) if self._holders[slot] == 0]
         if sorted([*self._free, *self._cached]) != unheld:
-            raise InternalError(f"slots {unheld} are held by nobody, but {self._free} and {list(self._cached)} are listed")
+            raise InternalError(
+                f"nobody holds slots {unheld}, but {self._free} are free and {list(self._cached)} cached"
+            )
         if any(self._key_of[slot] is not None for slot in self._free):
             raise InternalError("a free slot holds a block")
         if any(self._key_of[slot] is None for slot in self._cached):

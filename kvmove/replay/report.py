@@ -37,7 +37,7 @@ class PolicyReport:
     policy: str
     policy_hash: str
     device: str  # what moved the bytes
-    path: str  # how: direct, reference, ...
+    paths: tuple[str, ...]  # how: direct, staged, engine, reference
     requests: int
     finished: int
     refused: int  # longer than the whole GPU cache
@@ -79,7 +79,7 @@ def report(
         policy=policy.name,
         policy_hash=policy.hash,
         device=replica.device_name,
-        path=replica.mover.path,
+        paths=tuple(sorted(tally.paths)),
         requests=tally.requests,
         finished=tally.finished,
         refused=tally.refused,

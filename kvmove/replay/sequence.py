@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvmove.replay.settings import MILLISECOND_NS, Settings
 from kvmove.replay.trace import Request
 
 
@@ -32,14 +33,15 @@ class Sequence:
         "slots",
     )
 
-    def __init__(self, index: int, request: Request, block_tokens: int) -> None:
+    def __init__(self, index: int, request: Request, settings: Settings) -> None:
+        block_tokens = settings.block_tokens
         self.index = index
-        self.name = f"r{index}"
-        self.arrival_ns = request.arrival_ns
+        self.name = request.request
+        self.arrival_ns = round(request.timestamp_ms * MILLISECOND_NS / settings.rate)
         self.input_tokens = request.input_tokens
         self.output_tokens = request.output_tokens
         # A partial block is nobody else's prefix: only full ones are kept and looked for.
-        self.block_hashes = request.block_hashes[: request.input_tokens // block_tokens]
+        self.block_hashes = request.hash_ids[: request.input_tokens // block_tokens]
         # The last token is computed in any case, because its logits give the first token of the answer; so a prompt
         # that ends with a full block does not reuse that block.
         self.num_reusable = (request.input_tokens - 1) // block_tokens

@@ -9,6 +9,8 @@ from kvmove.errors import RecordError
 from kvmove.replay.trace import BLOCK_TOKENS
 
 SECOND_NS = 1_000_000_000
+MILLISECOND_NS = 1_000_000
+MIN_RATE, MAX_RATE = 1e-3, 1e3  # beyond these a trace is all idle, or all at once
 PAGE_UNIT_BYTES = 128  # a replica page is whole rows of 64 bf16 values
 
 
@@ -26,7 +28,7 @@ class Model:
     max_batched_tokens: int = 8_192  # of a step; longer prompts are computed in chunks
     step_overhead_ns: int = 15_000_000  # of every step, however few tokens it has: reading the weights
     copy_latency_ns: int = 20_000  # of every load, however small
-    async_steps: int = 2  # an async load that step n submits lets its request run in step n + async_steps at the earliest
+    async_steps: int = 2  # after the one that submits an async load, its request can run
 
     def __post_init__(self) -> None:
         _require_positive(self, "model")
@@ -59,6 +61,7 @@ class Settings:
 
     model: Model = field(default_factory=Model)
     block_tokens: int = BLOCK_TOKENS
+    rate: float = 1.0  # of arrivals: 0.5 stretches the trace to twice its time
     num_slots: int = 4_096  # 80 GiB of the default model's KV on one GPU
     num_host_blocks: int = 8_192  # 160 GiB for each GPU
     budget_bytes: int | None = None  # modelled bytes a step; None: what the policy says
@@ -68,8 +71,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         _require_positive(self, "replay")
+        if not MIN_RATE <= self.rate <= MAX_RATE:  # NaN is in no range
+            raise RecordError(f"replay: rate is {self.rate}; {MIN_RATE:g} to {MAX_RATE:g} is possible")
         if self.replica_page_bytes % PAGE_UNIT_BYTES:
-            raise RecordError(f"replay: replica_page_bytes {self.replica_page_bytes} is no multiple of {PAGE_UNIT_BYTES}")
+            raise RecordError(
+                f"replay: replica_page_bytes is {self.replica_page_bytes}; a multiple of {PAGE_UNIT_BYTES} is needed"
+            )
         if self.model.kv_bytes_per_token > schema.MAX_BYTES_PER_TOKEN:
             raise RecordError(
                 f"replay: kv_bytes_per_token {self.model.kv_bytes_per_token} is more than {schema.MAX_BYTES_PER_TOKEN}"
@@ -103,7 +110,7 @@ def _require_positive(record: Model | Settings, what: str) -> None:
     for f in fields(record):
         value = getattr(record, f.name)
         low = 0 if f.name in ("budget_bytes", "max_deferrals", "step_overhead_ns", "copy_latency_ns") else 1
-        if isinstance(value, Model) or (value is None and f.name == "budget_bytes"):
+        if isinstance(value, Model) or f.name == "rate" or (value is None and f.name == "budget_bytes"):
             continue
         if type(value) is not int or value < low:
             raise RecordError(f"{what}: {f.name} is {value!r}; an int of at least {low} is needed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvmove.records import Lane, StepPlan
+from kvmove.records import JobKind, Lane, Result, StepPlan
 
 MISMATCHES_NAMED = 5
 
@@ -44,6 +44,7 @@ class Tally:
     cached_blocks: int = 0  # likewise
     mismatches: int = 0  # pages
     first_mismatches: list[Mismatch] = field(default_factory=list)
+    paths: set[str] = field(default_factory=set)  # of the mover that moved them
     moved_bytes: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     stored_bytes: int = 0
 
@@ -59,13 +60,13 @@ class Tally:
         if had_hit:
             self.ttft_of_hits_ns.append(ttft_ns)
 
-    def moved(self, lane: Lane, num_bytes: int) -> None:
-        """Count a load that ended."""
-        self.moved_bytes[lane] += num_bytes
-
-    def stored(self, num_bytes: int) -> None:
-        """Count a store that ended."""
-        self.stored_bytes += num_bytes
+    def ended(self, result: Result) -> None:
+        """Count a job that ended."""
+        self.paths.add(result.path)
+        if result.kind is JobKind.STORE:
+            self.stored_bytes += result.bytes
+        else:
+            self.moved_bytes[result.lane] += result.bytes
 
     def compared(self, loaded: bool, blocks: int) -> None:
         """Count blocks that were compared, with whatever result."""

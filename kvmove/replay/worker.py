@@ -66,7 +66,7 @@ class Worker:
         if loads:
             ticket.check()
         for load in plan.sync_loads:
-            self._tally.moved(load.lane, self._ended.take(load.job).bytes)
+            self._tally.ended(self._ended.take(load.job))
         self._verify(Source.SYNC_LOAD, loaded)
         self._verify(Source.GPU_CACHE, cached)
 
@@ -76,8 +76,7 @@ class Worker:
         Raises:
             MoveFailed: it failed.
         """
-        result = self._ended.take(job)
-        self._tally.moved(result.lane, result.bytes)
+        self._tally.ended(self._ended.take(job))
         self._verify(Source.ASYNC_LOAD, [loaded])
 
     def end_store(self, job: int) -> None:
@@ -86,7 +85,7 @@ class Worker:
         Raises:
             MoveFailed: it failed.
         """
-        self._tally.stored(self._ended.take(job).bytes)
+        self._tally.ended(self._ended.take(job))
 
     def check_idle(self) -> None:
         """Raise `InternalError` where the mover still reports something."""
