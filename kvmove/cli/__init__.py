@@ -1,0 +1,106 @@
+"""The command line. Commands live in modules of their own; what they have in common about failing is here.
+
+Nothing here imports torch: only `kvmove replay` does, when it begins to replay.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvmove import __version__
+from kvmove.cli.check import check
+from kvmove.cli.replay import replay
+from kvmove.cli.trace import trace
+from kvmove.errors import InternalError, KVMoveError, PolicyError, TraceError
+from kvmove.kvpol.source import printable
+
+UNUSABLE = 2
+BROKEN_PIPE = 141  # what a shell reports for a program that the closed pipe ended
+
+
+class _Commands(TyperGroup):
+    """Runs a command so that what kvmove raises on purpose is a message and an exit status, never a traceback.
+
+    Typer itself turns an interrupt into the exit status 130, without a word.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # here, where a closed pipe or a full disk can still be dealt with
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(BROKEN_PIPE) from None
+        except OSError as e:
+            if e.filename is None:
+                _drop_output()
+            typer.echo(f"error: {_reason(e)}", err=True)
+            raise typer.Exit(UNUSABLE) from None
+        except KVMoveError as e:
+            typer.echo(_message(e), err=True)
+            raise typer.Exit(UNUSABLE) from None
+
+
+def _reason(error: OSError) -> str:
+    what = printable(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else "output"
+    return f"{what}: {(error.strerror or str(error)).lower()}"
+
+
+def _message(error: KVMoveError) -> str:
+    if isinstance(error, PolicyError) and error.findings:
+        return str(error)  # each finding says for itself that it is an error, and where
+    if isinstance(error, TraceError):
+        return f"error: {printable(error.path)}, line {error.line}: {error.reason}"
+    if isinstance(error, InternalError):
+        return f"error: {error}\n  = note: this is a bug in kvmove, please report it"
+    return f"error: {error}"
+
+
+def _drop_output() -> None:
+    """Let nothing fail again when the interpreter flushes at exit what nobody reads."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError):  # a stand-in for stdout, such as a test's, has no descriptor
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+# Plain help and plain errors: they read the same in a terminal, a log and a bug report.
+app = typer.Typer(
+    name="kvmove",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(short_help="Say what is wrong in policy files.")(check)
+app.command(short_help="Run a trace under policies, and compare them.")(replay)
+app.add_typer(trace, name="trace")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kvmove {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kvmove(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Check policies that decide on KV-cache hits, and replay traces of requests under them."""
+
+
+def main() -> None:
+    """Run the command that `sys.argv` names, and exit."""
+    app()

@@ -1,0 +1,50 @@
+"""Quantities on the command line, written as in a policy."""
+
+from __future__ import annotations
+
+import typer
+
+from kvmove import schema
+from kvmove.kvpol.source import quoted
+from kvmove.kvpol.units import BYTES, NUMBER, QuantityError, parse_quantity
+
+_MAX_CHARACTERS = 64
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """The bytes that `text` names for `option`: a policy's `64MiB`, or a bare 0, which needs no unit.
+
+    Raises:
+        typer.BadParameter: it is no size; the message says what to write.
+    """
+    text = text.strip()
+    if len(text) > _MAX_CHARACTERS:
+        raise typer.BadParameter(f"{quoted(text)} is too long for a size", param_hint=option)
+    try:
+        amount, dimension = parse_quantity(text)
+    except QuantityError as e:
+        help = f"; {e.help}" if e.help else ""
+        raise typer.BadParameter(f"{quoted(text)}: {e.message}{help}", param_hint=option) from None
+    if dimension != BYTES and not (dimension == NUMBER and amount == 0 and text.isdigit()):
+        unit = f"; write {quoted(text + 'B')} or {quoted(text + 'MiB')}" if text.isdigit() else ""
+        raise typer.BadParameter(f"{quoted(text)} is not in bytes{unit}", param_hint=option)
+    if amount > schema.MAX_BYTES:
+        raise typer.BadParameter(f"{quoted(text)} is more than 16TiB, the most that is possible", param_hint=option)
+    return int(amount)
+
+
+def parse_params(settings: list[str]) -> dict[str, str]:
+    """The values by name that several `NAME=VALUE` give.
+
+    Raises:
+        typer.BadParameter: one of them has no name or no value, or a name is given twice.
+    """
+    params: dict[str, str] = {}
+    for setting in settings:
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        if not (name and equals and value):
+            raise typer.BadParameter(f"{quoted(setting)} is not written like `NAME=VALUE`", param_hint="--param")
+        if name in params:
+            raise typer.BadParameter(f"{quoted(name)} is given twice", param_hint="--param")
+        params[name] = value
+    return params

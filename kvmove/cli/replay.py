@@ -1,0 +1,168 @@
+"""`kvmove replay`: run a trace through a simulated engine under policies, with every loaded byte compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import StrEnum
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvmove.cli.policies import load_policies
+from kvmove.cli.quantities import parse_bytes, parse_params
+from kvmove.kvpol.library import shipped
+from kvmove.kvpol.source import printable
+from kvmove.kvpol.units import BYTES, show
+from kvmove.replay.settings import Model, Settings
+from kvmove.replay.trace import Request, read_requests, read_trace
+
+if TYPE_CHECKING:
+    from kvmove.kvpol import Policy
+    from kvmove.replay.engine import Progress
+    from kvmove.replay.report import PolicyReport
+
+MISMATCH = 1
+_DEFAULT = Settings()
+_WIDTH = 160  # columns of a table that goes to a file: nothing wraps there, and diffs stay readable
+
+
+class Device(StrEnum):
+    """Where the replica of the cache is."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def replay(
+    trace: Annotated[
+        str, typer.Argument(help="Trace to replay (JSON lines); - is standard input.", metavar="TRACE")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Policy to replay under: a file, or one that comes with kvmove ({', '.join(shipped())}). Repeat it "
+            "to compare policies.  [default: budgeted]",
+            metavar="NAME|FILE",
+            show_default=False,
+        ),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Value for a param of the policies, such as threshold=8MiB; of several policies, it is for those "
+            "that have the param. Repeatable.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(help="Replay the first N requests only.  [default: all]", metavar="N", min=1, show_default=False),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes that a step may load synchronously, such as 64MiB, or 0.  [default: what the policy says]",
+            metavar="SIZE",
+            show_default=False,
+        ),
+    ] = None,
+    slots: Annotated[
+        int, typer.Option(help="Blocks that the GPU cache holds.", metavar="N", min=1)
+    ] = _DEFAULT.num_slots,
+    host_blocks: Annotated[
+        int, typer.Option(help="Blocks that the host tier holds.", metavar="N", min=1)
+    ] = _DEFAULT.num_host_blocks,
+    block_tokens: Annotated[
+        int, typer.Option(help="Tokens for which the trace has one id.", metavar="N", min=1)
+    ] = _DEFAULT.block_tokens,
+    kv_bytes_per_token: Annotated[
+        str, typer.Option(help="KV of one token on one GPU, as policies see it.", metavar="SIZE")
+    ] = show(Fraction(_DEFAULT.model.kv_bytes_per_token), BYTES),
+    device: Annotated[
+        Device, typer.Option(help="Where bytes really move; auto takes a GPU where there is one.")
+    ] = Device.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Replay a trace on a small simulated engine that really moves bytes, and show what each policy did.
+
+    Times are simulated and the same in every run. Every loaded page is compared with what its block has to hold.
+
+    Exit status 0: no page differed. 1: some did; the first are named. 2: the trace, a policy or an option cannot be
+    used.
+    """
+    settings = Settings(
+        model=Model(kv_bytes_per_token=parse_bytes(kv_bytes_per_token, "--kv-bytes-per-token")),
+        block_tokens=block_tokens,
+        num_slots=slots,
+        num_host_blocks=host_blocks,
+        budget_bytes=None if budget is None else parse_bytes(budget, "--budget"),
+    )
+    # Whatever can be wrong is looked at before torch is imported, which takes seconds.
+    policies = load_policies(policy or ["budgeted"], parse_params(param or []))
+    reports = _replay(policies, _read(trace, block_tokens, requests), settings, device, quiet)
+    _print(reports, settings, as_json)
+    if any(r.mismatches for r in reports):
+        _print_mismatches(reports)
+        raise typer.Exit(MISMATCH)
+
+
+def _replay(
+    policies: Mapping[str, Policy], requests: Sequence[Request], settings: Settings, device: Device, quiet: bool
+) -> list[PolicyReport]:
+    from kvmove.replay.engine import replay as run
+
+    reports = []
+    for label, policy in policies.items():
+        with _progress(label, len(requests), quiet) as progress:
+            report = run(policy, requests, settings, device=device, progress=progress)
+        reports.append(replace(report, policy=label))
+    return reports
+
+
+def _read(trace: str, block_tokens: int, limit: int | None) -> Sequence[Request]:
+    if trace == "-":
+        return list(read_requests(sys.stdin.buffer, "<stdin>", block_tokens=block_tokens, limit=limit))
+    return list(read_trace(trace, block_tokens=block_tokens, limit=limit))
+
+
+@contextmanager
+def _progress(label: str, total: int, quiet: bool) -> Iterator[Progress | None]:
+    """A bar on stderr while a policy is replayed, where somebody can see it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(label.replace("[", r"\["), total=total)
+        yield lambda done: bars.update(bar, completed=done)
+
+
+def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool) -> None:
+    from kvmove.replay import report
+
+    if as_json:
+        typer.echo(json.dumps(report.as_json(reports, settings), indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(report.table(reports))
+
+
+def _print_mismatches(reports: Sequence[PolicyReport]) -> None:
+    for r in reports:
+        for mismatch in r.first_mismatches:
+            typer.echo(f"mismatch: {r.policy}: {printable(str(mismatch))}", err=True)
+        more = r.mismatches - len(r.first_mismatches)
+        if more:
+            typer.echo(f"mismatch: {r.policy}: {more:,} more pages", err=True)
