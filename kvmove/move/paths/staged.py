@@ -9,6 +9,7 @@ the kernel only works inside the GPU, for microseconds. While chunk i is distrib
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,9 @@ from kvmove.move.layout import CacheLayout
 from kvmove.move.paths.direct import PageKernels
 from kvmove.move.runs import copy_runs, merge_runs
 
-CHUNK_BYTES = 8 << 20
+# A chunk is one call of the copy engine. Smaller ones lose to the time between calls, larger ones delay what
+# follows the last: it is distributed when nothing is left to overlap with, so the last chunk is a quarter.
+CHUNK_BYTES = 16 << 20
 # The ring covers the longest kernel that can hold every SM, since priority does not preempt running programs:
 # 96 MiB are 1.8 ms of PCIe Gen5 x16, and 8192^3 GEMMs in bf16 take 1.4 ms on an H200.
 RING_BYTES = 96 << 20
@@ -34,30 +37,37 @@ class _Chunk:
     """A place in the ring, and the events of its last use."""
 
     first_block: int  # of the ring
-    filled: torch.cuda.Event | None  # None on a machine without CUDA
+    stream: torch.cuda.Stream | None  # of the copy engine; None on a machine without CUDA
+    filled: torch.cuda.Event | None
     freed: torch.cuda.Event | None
 
 
 class _Ring:
-    """Chunks of GPU memory that are used in turn, with the stream that fills (loads) or empties (stores) them."""
+    """Chunks of GPU memory that are used in turn.
+
+    Neighbouring chunks use two streams of the copy engine in turn: while one call ends, the next is queued already.
+    """
 
     def __init__(self, layout: CacheLayout, ring_bytes: int, chunk_bytes: int) -> None:
         block_bytes = layout.host_block_bytes
         self.chunk_blocks = max(1, chunk_bytes // block_bytes)
-        num_chunks = max(2, ring_bytes // (self.chunk_blocks * block_bytes))
+        num_chunks = max(2, ring_bytes // (self.chunk_blocks * block_bytes) // 2 * 2)  # even: streams take turns
         num_blocks = num_chunks * self.chunk_blocks
         on_cuda = layout.device.type == "cuda"
         self._memory = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device=layout.device)
         self.base, self.block_bytes = self._memory.data_ptr(), block_bytes
         self._numbers = torch.arange(num_blocks, dtype=torch.int64, device=layout.device)
-        self.stream = torch.cuda.Stream(layout.device) if on_cuda else None
+        self.streams = [torch.cuda.Stream(layout.device) for _ in range(2)] if on_cuda else [None]
         event = torch.cuda.Event if on_cuda else (lambda: None)
-        self._chunks = [_Chunk(i * self.chunk_blocks, event(), event()) for i in range(num_chunks)]
+        self._chunks = [
+            _Chunk(i * self.chunk_blocks, self.streams[i % len(self.streams)], event(), event())
+            for i in range(num_chunks)
+        ]
         self._next = 0
         self.kernels = PageKernels(layout, self.base)
         self.kernels.compile()
 
-    def take(self) -> _Chunk:
+    def _take(self) -> _Chunk:
         chunk = self._chunks[self._next]
         self._next = (self._next + 1) % len(self._chunks)
         return chunk
@@ -66,8 +76,28 @@ class _Ring:
         """Where kernels read the numbers of the chunk's blocks."""
         return self._numbers.data_ptr() + 8 * chunk.first_block
 
-    def addresses(self, chunk: _Chunk, count: int) -> NDArray[np.int64]:
-        return self.base + (chunk.first_block + np.arange(count, dtype=np.int64)) * self.block_bytes
+    def pieces(self, count: int) -> Iterator[tuple[int, int, _Chunk]]:
+        """Cut `count` blocks into (begin, end, chunk to go through)."""
+        tail = self.chunk_blocks // 4
+        begin = 0
+        while begin < count:
+            size = min(self.chunk_blocks, count - begin)
+            if begin + size == count and size > 2 * tail > 0:
+                size -= tail
+            yield begin, begin + size, self._take()
+            begin += size
+
+    def wait_for(self, stream: torch.cuda.Stream | None) -> None:
+        """Let the copy engine's streams come after what `stream` holds now."""
+        for own in self.streams:
+            if own is not None and stream is not None:
+                own.wait_stream(stream)
+
+    def let_wait(self, stream: torch.cuda.Stream | None) -> None:
+        """Let `stream` come after what the copy engine's streams hold now."""
+        for own in self.streams:
+            if own is not None and stream is not None:
+                stream.wait_stream(own)
 
 
 class StagedPath:
@@ -84,41 +114,53 @@ class StagedPath:
 
     def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         ring = self._loads
-        if stream is not None and ring.stream is not None:
-            ring.stream.wait_stream(stream)  # the load's dependencies were put on its own stream
-        for at in range(0, count, ring.chunk_blocks):
-            chunk, size = ring.take(), min(ring.chunk_blocks, count - at)
-            _wait(ring.stream, chunk.freed)
-            host, places, sizes = self._host_runs(ring, chunk, span.array[at : at + size])
-            copy_runs(places, host, sizes, ring.stream)
-            _record(chunk.filled, ring.stream)
+        runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
+        slots = span.address + 8 * count
+        ring.wait_for(stream)  # the load's dependencies were put on its own stream
+        for begin, end, chunk in ring.pieces(count):
+            host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
+            _wait(chunk.stream, chunk.freed)
+            copy_runs(places, host, sizes, chunk.stream)
+            _record(chunk.filled, chunk.stream)
             _wait(stream, chunk.filled)
-            slots = span.address + 8 * (count + at)
-            ring.kernels.gather(ring.numbers_address(chunk), slots, size, DISTRIBUTE_PROGRAMS, stream)
+            numbers = ring.numbers_address(chunk)
+            ring.kernels.gather(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
             _record(chunk.freed, stream)
 
     def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
         ring = self._stores
-        for at in range(0, count, ring.chunk_blocks):
-            chunk, size = ring.take(), min(ring.chunk_blocks, count - at)
+        runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
+        slots = span.address + 8 * count
+        for begin, end, chunk in ring.pieces(count):
             _wait(stream, chunk.freed)
-            slots = span.address + 8 * (count + at)
-            ring.kernels.scatter(ring.numbers_address(chunk), slots, size, DISTRIBUTE_PROGRAMS, stream)
+            numbers = ring.numbers_address(chunk)
+            ring.kernels.scatter(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
             _record(chunk.filled, stream)
-            _wait(ring.stream, chunk.filled)
-            host, places, sizes = self._host_runs(ring, chunk, span.array[at : at + size])
-            copy_runs(host, places, sizes, ring.stream)
-            _record(chunk.freed, ring.stream)
-        if stream is not None and ring.stream is not None:
-            stream.wait_stream(ring.stream)  # the store ends on its own stream
+            host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
+            _wait(chunk.stream, chunk.filled)
+            copy_runs(host, places, sizes, chunk.stream)
+            _record(chunk.freed, chunk.stream)
+        ring.let_wait(stream)  # the store ends on its own stream
 
-    def _host_runs(
-        self, ring: _Ring, chunk: _Chunk, blocks: NDArray[np.int64]
+
+class _HostRuns:
+    """Host blocks as runs of memory, computed for a whole job at once."""
+
+    def __init__(self, pool: HostPool, blocks: NDArray[np.int64], payload_bytes: int) -> None:
+        self._host = pool.address + blocks * pool.block_bytes
+        self._offsets = np.arange(len(blocks), dtype=np.int64) * pool.block_bytes
+        self._sizes = np.full(len(blocks), payload_bytes, dtype=np.int64)
+        self._borders = pool.piece_ends
+
+    def merged(
+        self, begin: int, end: int, place: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Host addresses, ring addresses and sizes; neighbouring host blocks become one run where none is padded."""
-        host = self._pool.address + blocks * self._pool.block_bytes
-        sizes = np.full(len(blocks), self._payload_bytes, dtype=np.int64)
-        return merge_runs(host, ring.addresses(chunk, len(blocks)), sizes, self._pool.piece_ends)
+        """Host addresses, addresses from `place` on, and sizes of blocks [begin, end).
+
+        Neighbouring host blocks become one run, where no padding lies between them.
+        """
+        ring = self._offsets[: end - begin] + place
+        return merge_runs(self._host[begin:end], ring, self._sizes[begin:end], self._borders)
 
 
 def _record(event: torch.cuda.Event | None, stream: torch.cuda.Stream | None) -> None:
