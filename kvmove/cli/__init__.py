@@ -14,9 +14,9 @@ import typer
 from typer.core import TyperGroup
 
 from kvmove import __version__
-from kvmove.cli.check import check
-from kvmove.cli.replay import replay
-from kvmove.cli.trace import trace
+from kvmove.cli.check import check as _check
+from kvmove.cli.replay import replay as _replay
+from kvmove.cli.trace import trace as _trace
 from kvmove.errors import InternalError, KVMoveError, PolicyError, TraceError
 from kvmove.kvpol.source import printable
 
@@ -50,8 +50,8 @@ class _Commands(TyperGroup):
 
 
 def _reason(error: OSError) -> str:
-    what = printable(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else "output"
-    return f"{what}: {(error.strerror or str(error)).lower()}"
+    reason = (error.strerror or str(error)).lower()
+    return f"{printable(error.filename)}: {reason}" if isinstance(error.filename, str) else reason
 
 
 def _message(error: KVMoveError) -> str:
@@ -81,9 +81,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(short_help="Say what is wrong in policy files.")(check)
-app.command(short_help="Run a trace under policies, and compare them.")(replay)
-app.add_typer(trace, name="trace")
+app.command(short_help="Say what is wrong in policy files.")(_check)
+app.command(short_help="Run a trace under policies, and compare them.")(_replay)
+app.add_typer(_trace, name="trace")
 
 
 def _print_version(asked: bool) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvmove.cli.policies import load_policies
+from kvmove.cli.progress import progress_bar
 from kvmove.cli.quantities import parse_bytes, parse_params
+from kvmove.errors import Refused
 from kvmove.kvpol.library import shipped
 from kvmove.kvpol.source import printable
 from kvmove.kvpol.units import BYTES, show
@@ -23,7 +25,6 @@ from kvmove.replay.trace import Request, read_requests, read_trace
 
 if TYPE_CHECKING:
     from kvmove.kvpol import Policy
-    from kvmove.replay.engine import Progress
     from kvmove.replay.report import PolicyReport
 
 MISMATCH = 1
@@ -40,9 +41,7 @@ class Device(StrEnum):
 
 
 def replay(
-    trace: Annotated[
-        str, typer.Argument(help="Trace to replay (JSON lines); - is standard input.", metavar="TRACE")
-    ],
+    trace: Annotated[str, typer.Argument(help="Trace to replay (JSON lines); - is standard input.", metavar="TRACE")],
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,6 +84,9 @@ def replay(
     kv_bytes_per_token: Annotated[
         str, typer.Option(help="KV of one token on one GPU, as policies see it.", metavar="SIZE")
     ] = show(Fraction(_DEFAULT.model.kv_bytes_per_token), BYTES),
+    rate: Annotated[
+        float, typer.Option(help="Rate of arrivals; 0.5 stretches the trace to twice its time.", metavar="X")
+    ] = _DEFAULT.rate,
     device: Annotated[
         Device, typer.Option(help="Where bytes really move; auto takes a GPU where there is one.")
     ] = Device.AUTO,
@@ -104,7 +106,9 @@ def replay(
         num_slots=slots,
         num_host_blocks=host_blocks,
         budget_bytes=None if budget is None else parse_bytes(budget, "--budget"),
+        rate=rate,
     )
+    _refuse_without_memory(settings)
     # Whatever can be wrong is looked at before torch is imported, which takes seconds.
     policies = load_policies(policy or ["budgeted"], parse_params(param or []))
     reports = _replay(policies, _read(trace, block_tokens, requests), settings, device, quiet)
@@ -114,6 +118,17 @@ def replay(
         raise typer.Exit(MISMATCH)
 
 
+def _refuse_without_memory(settings: Settings) -> None:
+    """Refuse a replica that this machine cannot hold. Asking for it could end other processes before it fails."""
+    needed = (settings.num_slots + settings.num_host_blocks) * settings.replica_block_bytes
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise Refused(
+            f"{settings.num_slots} slots and {settings.num_host_blocks} host blocks need {needed >> 20} MiB of memory "
+            f"to really move, and this machine has {there >> 20} MiB; lower --slots or --host-blocks"
+        )
+
+
 def _replay(
     policies: Mapping[str, Policy], requests: Sequence[Request], settings: Settings, device: Device, quiet: bool
 ) -> list[PolicyReport]:
@@ -121,7 +136,7 @@ def _replay(
 
     reports = []
     for label, policy in policies.items():
-        with _progress(label, len(requests), quiet) as progress:
+        with progress_bar(label, len(requests), quiet) as progress:
             report = run(policy, requests, settings, device=device, progress=progress)
         reports.append(replace(report, policy=label))
     return reports
@@ -131,20 +146,6 @@ def _read(trace: str, block_tokens: int, limit: int | None) -> Sequence[Request]
     if trace == "-":
         return list(read_requests(sys.stdin.buffer, "<stdin>", block_tokens=block_tokens, limit=limit))
     return list(read_trace(trace, block_tokens=block_tokens, limit=limit))
-
-
-@contextmanager
-def _progress(label: str, total: int, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on stderr while a policy is replayed, where somebody can see it."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
-
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(label.replace("[", r"\["), total=total)
-        yield lambda done: bars.update(bar, completed=done)
 
 
 def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool) -> None:
