@@ -54,7 +54,7 @@ def replay(
     param: Annotated[
         list[str] | None,
         typer.Option(
-            help="Value for a param of the policies, such as threshold=8MiB; of several policies, it is for those "
+            help="Value for a param of the policies, such as budget=64MiB; of several policies, it is for those "
             "that have the param. Repeatable.",
             metavar="NAME=VALUE",
             show_default=False,

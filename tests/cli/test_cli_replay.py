@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from kvmove.cli import app
 from kvmove.replay import engine
+from kvmove.replay.settings import Settings
 from kvmove.replay.synth import Workload, synthesize, write_trace
 from kvmove.replay.tally import Mismatch
 
@@ -75,7 +75,7 @@ def test_json_is_all_there_is_on_stdout(trace: Path, trace_text: str) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the command asks the engine for; the engine itself does not run."""
     calls: list[dict[str, Any]] = []
     real = engine.replay
@@ -116,7 +116,7 @@ def test_defaults_are_the_engines(trace: Path, asked: list[dict[str, Any]]) -> N
     """Without options a replay is what `Settings()` describes, under the policy that comes first."""
     assert run(trace).exit_code == 0
     (call,) = asked
-    assert call["settings"] == engine.Settings()
+    assert call["settings"] == Settings()
     assert call["policy"].name == "budgeted"
     assert len(call["requests"]) == 25
     assert call["device"] == "auto"
