@@ -35,6 +35,9 @@ class Replica:
         self._page_words = settings.replica_page_bytes // 8
         self._pass_blocks = max(1, _PASS_BYTES // settings.replica_block_bytes)
         self._device = _device(device)
+        # Copies of a few KiB gain nothing from threads, and on a busy machine lose seconds to waking them.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         # One allocation, so that a step's blocks are filled and compared in one operation for all pages.
         shape = (self._num_pages, settings.num_slots, self._page_words)
         self._words = torch.full(shape, int(POISON.view(np.int64)), dtype=torch.int64, device=self._device)
@@ -72,9 +75,10 @@ class Replica:
         return np.concatenate(found)
 
     def close(self) -> None:
-        """Wait for what is in flight and release the pool."""
+        """Wait for what is in flight, release the pool, and let torch use as many threads as before."""
         self.mover.close()
         self.pool.close()
+        torch.set_num_threads(self._threads)
 
     def _passes(self, count: int) -> Iterator[slice]:
         for start in range(0, count, self._pass_blocks):

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kvmove.replay.settings import MILLISECOND_NS, Settings
 from kvmove.replay.trace import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Blocks of a request with their slots: block i is to be in slot i."""
+
+    request: str
+    block_hashes: tuple[int, ...]
+    slots: list[int]
 
 
 class Sequence:
@@ -18,6 +29,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "_block_tokens",
         "arrival_ns",
         "block_hashes",
         "computed_tokens",
@@ -34,7 +46,7 @@ class Sequence:
     )
 
     def __init__(self, index: int, request: Request, settings: Settings) -> None:
-        block_tokens = settings.block_tokens
+        self._block_tokens = block_tokens = settings.block_tokens
         self.index = index
         self.name = request.request
         self.arrival_ns = round(request.timestamp_ms * MILLISECOND_NS / settings.rate)
@@ -56,3 +68,12 @@ class Sequence:
     def tokens_left(self) -> int:
         """Tokens of the prompt that are still to be computed."""
         return self.input_tokens - self.computed_tokens
+
+    def blocks(self, first: int, end: int) -> Placed:
+        """The full blocks [first, end) of its prompt, with their slots."""
+        return Placed(self.name, self.block_hashes[first:end], self.slots[first : min(end, len(self.block_hashes))])
+
+    def completed_by(self, tokens: int) -> Placed:
+        """The full blocks whose last token is among the next `tokens` of its prompt."""
+        computed = self.computed_tokens
+        return self.blocks(computed // self._block_tokens, (computed + tokens) // self._block_tokens)

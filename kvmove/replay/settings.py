@@ -63,7 +63,7 @@ class Settings:
     block_tokens: int = BLOCK_TOKENS
     rate: float = 1.0  # of arrivals: 0.5 stretches the trace to twice its time
     num_slots: int = 4_096  # 80 GiB of the default model's KV on one GPU
-    num_host_blocks: int = 8_192  # 160 GiB for each GPU
+    num_host_blocks: int = 12_288  # 240 GiB for each GPU
     budget_bytes: int | None = None  # modelled bytes a step; None: what the policy says
     max_deferrals: int = 16
     replica_layers: int = 2  # K and V are pages of their own

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from kvmove.move import load_batch, store_batch
 from kvmove.records import StepPlan
 from kvmove.replay.replica import Replica
+from kvmove.replay.sequence import Placed
 from kvmove.replay.tally import Mismatch, Tally
 from kvmove.replay.transfers import EndedJobs
 
@@ -19,15 +19,6 @@ class Source(StrEnum):
     SYNC_LOAD = "sync load"
     ASYNC_LOAD = "async load"
     GPU_CACHE = "GPU cache"
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Blocks of a request with their slots: block i is to be in slot i."""
-
-    request: str
-    block_hashes: Sequence[int]
-    slots: Sequence[int]
 
 
 class Worker:
