@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 import kvmove
 from kvmove import cli
 from kvmove.errors import InternalError
+from kvmove.replay.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULT = Settings()
 RUN = [sys.executable, "-m", "kvmove"]
 
 
@@ -61,7 +63,8 @@ def test_help_names_the_commands_and_the_defaults() -> None:
     assert all(f"\n  {command} " in overview for command in ("check", "replay", "trace"))
     assert "..." not in overview.replace("[ARGS]...", "")
     options = " ".join(runner.invoke(cli.app, ["replay", "--help"]).stdout.split())
-    for default in ("budgeted", "all", "what the policy says", "4096", "8192", "512", "40KiB", "auto"):
+    numbers = [str(n) for n in (DEFAULT.num_slots, DEFAULT.num_host_blocks, DEFAULT.block_tokens, DEFAULT.rate)]
+    for default in ("budgeted", "all", "what the policy says", "40KiB", "auto", *numbers):
         assert f"[default: {default}" in options
     assert "budgeted" in options
     for group in ([], ["trace"]):
