@@ -106,7 +106,7 @@ def test_a_call_may_name_its_path_and_the_result_says_which_it_was() -> None:
 )
 def test_large_bulk_loads_are_staged_and_small_or_expedited_ones_direct(lane: str, count: int, path: str) -> None:
     """The default choice goes by bytes and lane."""
-    layout = CacheLayout.from_tensors([torch.zeros(2, 256, 1 << 17, dtype=torch.uint8, device="cuda")], block_dim=1)
+    layout = CacheLayout.from_tensors([torch.zeros(2, 256, 1 << 19, dtype=torch.uint8, device="cuda")], block_dim=1)
     with HostPool.for_layout(layout, 256) as pool, Mover(layout, pool) as mover:
         assert mover.path == "auto"
         load_batch(mover, [Load(1, range(count), range(count), lane)])

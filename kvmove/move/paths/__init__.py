@@ -46,9 +46,10 @@ _MAKERS: dict[str, Callable[[CacheLayout, HostPool], Path]] = {
     "reference": ReferencePath,
 }
 
-# From where on the copy engine's full rate outweighs the staged path's extra hop, measured on an H200
-# (benchmarks/results): below, the direct path is done before the second chunk would have crossed.
-STAGED_FROM_BYTES = 24 << 20
+# From where on the copy engine's higher rate outweighs the staged path's extra hop and calls, measured on an H200: with
+# fewer bytes the pipeline is mostly start and end, with smaller blocks a descriptor of the copy engine costs too much.
+STAGED_FROM_BYTES = 96 << 20
+STAGED_BLOCK_BYTES = 1 << 20
 # A page from which on a descriptor of the copy engine costs less than its bytes take.
 ENGINE_PAGE_BYTES = 1 << 20
 
@@ -103,8 +104,10 @@ class Paths:
         """The path for a job of `count` blocks in a lane."""
         if self._always is not None:
             return self._always
-        if self._layout.num_pages == 1 and self._layout.block_bytes >= ENGINE_PAGE_BYTES:
+        block_bytes = self._layout.block_bytes
+        if self._layout.num_pages == 1 and block_bytes >= ENGINE_PAGE_BYTES:
             return self._made["engine"]
-        if lane is Lane.BULK and count * self._layout.block_bytes >= STAGED_FROM_BYTES:
+        large = block_bytes >= STAGED_BLOCK_BYTES and count * block_bytes >= STAGED_FROM_BYTES
+        if lane is Lane.BULK and large:
             return self._made["staged"]
         return self._made["direct"]
