@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence, Sized
-from itertools import chain
 
 from kvmove.errors import InternalError
 from kvmove.replay.placement import Outcome, Placement
@@ -82,6 +81,7 @@ class Engine:
         self._inflight_bytes = 0  # modelled, of the parked requests' loads
         self._h2d, self._d2h = Link(self._model), Link(self._model)
         self._now_ns = 0
+        self._usual_step_ns = self._model.step_time_ns(self._model.max_batched_tokens)
         self._step_number = 0
 
     def run(self, progress: Progress | None = None) -> None:
@@ -150,7 +150,7 @@ class Engine:
         self._prefilling.sort(key=lambda seq: seq.index)
 
     def _begin_step(self) -> StepWork:
-        step_time_ns = self._model.step_time_ns(self._demanded_tokens())
+        step_time_ns = self._usual_step_ns
         self._scheduler.begin_step(
             inflight_bytes=self._inflight_bytes,
             inflight_loads=len(self._parked),
@@ -162,15 +162,6 @@ class Engine:
             free_slots=self._caches.gpu.available,
         )
         return StepWork(max(0, self._model.max_batched_tokens - len(self._decoding)))
-
-    def _demanded_tokens(self) -> int:
-        """Tokens that this step would have if no request hit: what the estimate of its time assumes."""
-        demanded = len(self._decoding)
-        for seq in chain(self._prefilling, (seq for _, seq in self._waiting)):
-            if demanded >= self._model.max_batched_tokens:
-                break
-            demanded += seq.tokens_left
-        return min(demanded, self._model.max_batched_tokens)
 
     def _plan_stores(self) -> None:
         """Store what the last step completed. Not in that step: its output must not wait for the store's launch.
@@ -222,7 +213,9 @@ class Engine:
         for placed in computed:
             self._caches.publish(placed)
             self._to_store.update(zip(placed.block_hashes, placed.slots, strict=True))
-        self._now_ns += self._model.step_time_ns(work.scheduled_tokens + len(self._decoding), plan.sync_bytes)
+        step_time_ns = self._model.step_time_ns(work.scheduled_tokens + len(self._decoding), plan.sync_bytes)
+        self._usual_step_ns = self._model.usual_step_ns(self._usual_step_ns, step_time_ns)
+        self._now_ns += step_time_ns
         self._tally.simulated_ns = self._now_ns
         self._emit_tokens(work)
 

@@ -46,6 +46,10 @@ class Model:
         waited_ns = self.copy_time_ns(sync_bytes) if sync_bytes else 0
         return waited_ns + self.step_overhead_ns + self.compute_time_ns(tokens)
 
+    def usual_step_ns(self, usual_ns: int, latest_ns: int) -> int:
+        """`3/4 x usual + 1/4 x latest`: an estimate of the next step's time, averaged over about four steps."""
+        return (3 * usual_ns + latest_ns) // 4
+
     def async_delay_ns(self, step_time_ns: int) -> int:
         """`async_steps x step time`: what an async load costs its request beyond the copy."""
         return self.async_steps * step_time_ns
