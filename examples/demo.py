@@ -27,8 +27,8 @@ POLICIES = (
     Policy.parse('policy "greedy"\n\nsync'),
 )
 # Small caches, so that prefixes have to go to the host and come back, and a budget that is not enough for every hit.
-SETTINGS = Settings(num_slots=640, num_host_blocks=4_096, budget_bytes=256 << 20)
-WORKLOAD = Workload(requests_per_s=3.0, system_tokens=4_000, question_tokens=2_000, max_prompt_tokens=65_536)
+SETTINGS = Settings(num_slots=768, num_host_blocks=4_096, budget_bytes=128 << 20)
+WORKLOAD = Workload(requests_per_s=3.0, think_s=60.0, system_tokens=4_000, question_tokens=3_000)
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
     )
     console.print(
         f"Times are simulated. Bytes really move, in a replica of the cache: "
-        f"{SETTINGS.replica_block_bytes >> 10} KiB a block. Slots are poisoned, loaded, and compared with what their blocks have to hold."
+        f"{SETTINGS.replica_block_bytes >> 10} KiB a block. Slots are poisoned, loaded and compared."
     )
     reports = []
     for policy in POLICIES:
@@ -63,7 +63,7 @@ def main() -> int:
         f"The policy `greedy` asks to load every hit inside its step; of {sum(greedy.decisions.values())} decisions "
         f"the guard rail turned {greedy.demotions['over_budget']} into background loads, to keep the step's budget.\n"
     )
-    Console(highlight=False, width=120).print(table(reports))
+    Console(highlight=False, width=130).print(table(reports))
     return _verdict(console, reports)
 
 
