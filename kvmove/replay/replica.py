@@ -35,9 +35,6 @@ class Replica:
         self._page_words = settings.replica_page_bytes // 8
         self._pass_blocks = max(1, _PASS_BYTES // settings.replica_block_bytes)
         self._device = _device(device)
-        # Copies of a few KiB gain nothing from threads, and on a busy machine lose seconds to waking them.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         # One allocation, so that a step's blocks are filled and compared in one operation for all pages.
         shape = (self._num_pages, settings.num_slots, self._page_words)
         self._words = torch.full(shape, int(POISON.view(np.int64)), dtype=torch.int64, device=self._device)
@@ -45,6 +42,9 @@ class Replica:
         layout = CacheLayout.from_tensors(list(layers), block_dim=1)
         self.pool = HostPool.for_layout(layout, settings.num_host_blocks)
         self.mover = Mover(layout, self.pool, path=None if self._device.type == "cuda" else "reference")
+        # Copies of a few KiB gain nothing from threads, and on a busy machine lose seconds to waking them.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
 
     @property
     def device_name(self) -> str:
