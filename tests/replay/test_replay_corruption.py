@@ -11,6 +11,7 @@ from kvmove.kvpol import Policy
 from kvmove.move import Mover, Ticket, load_batch, store_batch
 from kvmove.records import Load, Store
 from kvmove.replay import worker
+from kvmove.replay.contents import POISON
 from kvmove.replay.engine import replay
 from kvmove.replay.report import PolicyReport
 from kvmove.replay.settings import Settings
@@ -61,6 +62,21 @@ def test_two_swapped_blocks_are_found(policy: Policy, monkeypatch: pytest.Monkey
     report = _replayed(policy)
     assert report.mismatches == 2 * SETTINGS.replica_pages
     assert {(m.request, m.block) for m in report.first_mismatches} == {("r3", 10), ("r3", 11)}
+
+
+def test_slots_are_poisoned_before_they_are_loaded(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    """A load that moves nothing cannot pass because its slots still had the right blocks from before."""
+    poisoned = []
+
+    def load(mover: Mover, loads: Sequence[Load]) -> Ticket:
+        for x in loads:
+            words = [view.numpy()[x.dst_slots].view(np.uint64) for view in mover.layout.page_views()]
+            poisoned.append(all((page == POISON).all() for page in words))
+        return load_batch(mover, loads)
+
+    monkeypatch.setattr(worker, "load_batch", load)
+    _replayed(policy)
+    assert poisoned == [True]
 
 
 def test_a_block_that_does_not_arrive_is_found(policy: Policy, monkeypatch: pytest.MonkeyPatch):

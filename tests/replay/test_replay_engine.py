@@ -105,6 +105,34 @@ def test_a_prompt_whose_every_token_is_known_computes_its_last_block():
     assert report.tokens == {"prompt": 2048, "cached": 512, "loaded": 0, "computed": 1536}
 
 
+def test_requests_with_the_same_prefix_load_it_once():
+    """The second waits for the first one's background load, and then finds the blocks in the GPU cache."""
+    prefix, other = (1, 2, 3, 4), (11, 12, 13, 14)
+    evicting = [
+        Request(f"e{i}", 10_000 * i, 4 * 512, 1, ids) for i, ids in enumerate((prefix, other, (21, 22, 23, 24)))
+    ]
+    twins = [Request(f"t{i}", 60_000, 4 * 512 + 100, 1, (*prefix, 100 + i)) for i in range(2)]
+    report = _replayed(ASYNC, evicting + twins, Settings(num_slots=10, num_host_blocks=32))
+    assert (report.hits, report.joined) == (1, 1)
+    # Both reuse the four blocks; a part that is still in the GPU cache does not have to be loaded at all.
+    assert 0 < report.tokens["loaded"] <= 4 * 512
+    assert report.tokens["loaded"] + report.tokens["cached"] == 2 * 4 * 512
+
+
+def test_a_request_that_gets_no_slots_takes_nothing_from_the_budget():
+    """Its decision is taken back, and made again when slots are free."""
+    prefix = (1, 2, 3, 4)
+    first = [
+        Request(f"e{i}", 10_000 * i, 4 * 512, 1, ids) for i, ids in enumerate((prefix, (11, 12), (21, 22, 23, 24)))
+    ]
+    # It decodes for long, and leaves no room for the request whose prefix the host has.
+    busy = [Request("busy", 60_000, 3 * 512, 400, (31, 32, 33)), Request("again", 60_000, 4 * 512 + 9, 1, (*prefix, 5))]
+    report = _replayed(SYNC, first + busy, Settings(num_slots=7, num_host_blocks=32, budget_bytes=1 << 40))
+    assert report.refunds > 0
+    assert report.decisions["sync"] == 1
+    assert report.bytes["expedited"] == report.tokens["loaded"] * (40 << 10)
+
+
 def test_requests_that_arrive_after_a_long_pause_are_served():
     """Simulated time jumps over what nobody waits for."""
     requests = [Request("early", 0, 100, 3, (1,)), Request("late", 10**9, 100, 3, (1,))]
