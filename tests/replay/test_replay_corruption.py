@@ -10,7 +10,7 @@ import pytest
 from kvmove.kvpol import Policy
 from kvmove.move import Mover, Ticket, load_batch, store_batch
 from kvmove.records import Load, Store
-from kvmove.replay import worker
+from kvmove.replay import replica, worker
 from kvmove.replay.contents import POISON
 from kvmove.replay.engine import replay
 from kvmove.replay.report import PolicyReport
@@ -142,3 +142,10 @@ def test_a_damaged_block_of_the_gpu_cache_is_found(monkeypatch: pytest.MonkeyPat
     assert report.cached_pages > 0
     assert report.mismatches == SETTINGS.replica_pages
     assert report.first_mismatches[0].block == 10
+
+
+def test_a_mistake_in_a_later_pass_of_a_comparison_is_named(policy: Policy, monkeypatch: pytest.MonkeyPatch):
+    """Many blocks are compared in several passes; the position of a wrong one is not that within its pass."""
+    monkeypatch.setattr(replica, "_PASS_BYTES", SETTINGS.replica_block_bytes)
+    _break_loads(monkeypatch, lambda x: Load(x.job, x.src_blocks[:-1], x.dst_slots[:-1], x.lane))
+    assert {m.block for m in _replayed(policy).first_mismatches} == {13}
