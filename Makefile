@@ -13,7 +13,7 @@ READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-demo: $(READY) ## make a small trace, replay it with three policies, and check every loaded byte
+demo: $(READY) ## make a small trace, replay it with four policies, and check every loaded byte
 	@$(PY) examples/demo.py
 
 test: $(READY) ## run the tests; with a GPU, also those that need one
