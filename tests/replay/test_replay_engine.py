@@ -133,6 +133,21 @@ def test_a_request_that_gets_no_slots_takes_nothing_from_the_budget():
     assert report.bytes["expedited"] == report.tokens["loaded"] * (40 << 10)
 
 
+def test_a_prefix_that_was_stored_in_parts_loses_its_tail_first():
+    """A long prompt is stored chunk by chunk; when the host needs room, its head stays, because it is the prefix."""
+    chunked = Settings(
+        model=Model(max_batched_tokens=4), block_tokens=4, num_slots=6, num_host_blocks=8, budget_bytes=1 << 40
+    )
+    long, others = (1, 2, 3, 4, 5), ((11, 12, 13, 14), (21, 22, 23, 24))
+    requests = [Request("first", 0, 17, 1, long)]
+    requests += [Request(f"o{i}", 10_000 * (i + 1), 13, 1, ids) for i, ids in enumerate(others)]
+    requests.append(Request("again", 60_000, 17, 1, long))
+    report = _replayed(SYNC, requests, chunked)
+    assert report.evictions["host"] > 0
+    assert report.tokens["loaded"] > 0
+    assert report.tokens["loaded"] + report.tokens["cached"] == 2 * 4  # the two blocks that the host did not evict
+
+
 def test_requests_that_arrive_after_a_long_pause_are_served():
     """Simulated time jumps over what nobody waits for."""
     requests = [Request("early", 0, 100, 3, (1,)), Request("late", 10**9, 100, 3, (1,))]
