@@ -139,9 +139,9 @@ def test_a_prefix_that_was_stored_in_parts_loses_its_tail_first():
         model=Model(max_batched_tokens=4), block_tokens=4, num_slots=6, num_host_blocks=8, budget_bytes=1 << 40
     )
     long, others = (1, 2, 3, 4, 5), ((11, 12, 13, 14), (21, 22, 23, 24))
-    requests = [Request("first", 0, 17, 1, long)]
-    requests += [Request(f"o{i}", 10_000 * (i + 1), 13, 1, ids) for i, ids in enumerate(others)]
-    requests.append(Request("again", 60_000, 17, 1, long))
+    requests = [Request("first", 0, 17, 6, long)]
+    requests += [Request(f"o{i}", 10_000 * (i + 1), 13, 6, ids) for i, ids in enumerate(others)]
+    requests.append(Request("again", 60_000, 17, 6, long))
     report = _replayed(SYNC, requests, chunked)
     assert report.evictions["host"] > 0
     assert report.tokens["loaded"] > 0
