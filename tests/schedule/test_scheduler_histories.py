@@ -259,7 +259,7 @@ def trace_of(seed: int) -> list[StepPlan]:
                 scheduler.refund(hit.request)
             decision = scheduler.decide(hit)
             if decision.blocks and rng.random() < 0.7:
-                slots = [rng.randrange(100) for _ in range(decision.blocks)]
+                slots = rng.sample(range(100), decision.blocks)
                 scheduler.admit(hit.request, slots, slots)
         plans.append(scheduler.end_step())
     return plans
