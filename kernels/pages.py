@@ -23,13 +23,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# A program keeps NUM_STAGES tiles in flight. 4 x 16 KiB let four programs saturate PCIe Gen5 x16 on an H200 with pages
-# of 4 KiB and more (0.92 of contiguous DMA; one 16 KiB tile at a time: 0.6). One tile of 64 KiB does nearly as
-# well, but a small load then has too few tiles to keep many programs busy. (docs/benchmarking.md has the sweep.)
+# A program keeps NUM_STAGES tiles in flight. With 8 x 16 KiB, two programs saturate PCIe Gen5 x16 on an H200 with pages
+# of 16 KiB and more, and four with pages of 4 KiB (0.91 of contiguous DMA; one tile at a time: 0.6 with four). One tile
+# of 64 KiB needs four, and leaves a small load too few tiles to keep many programs busy. Four warps do what eight do.
+# docs/benchmarking.md has the sweep.
 TILE_BYTES = 16 << 10
 ROW_BYTES = 16 << 10
-NUM_WARPS = 8
-NUM_STAGES = 4
+NUM_WARPS = 4
+NUM_STAGES = 8
 
 
 @triton.jit

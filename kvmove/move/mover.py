@@ -27,8 +27,8 @@ from kvmove.records import JobKind, Lane, Load, Result, Store
 if TYPE_CHECKING:
     import torch
 
-# Programs of a kernel that may run at once. On an H200 four reach 0.92 of contiguous DMA with pages of 4 to 32 KiB; 16
-# leave room for smaller pages, and more changed nothing even for loads of 1.5 MiB.
+# Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB and four
+# with pages of 4 KiB; 16 leave room for smaller pages, and more changed nothing even for loads of 1.5 MiB.
 DEFAULT_PROGRAMS = {Queue.EXPEDITED: 16, Queue.BULK: 16, Queue.STORE: 16}
 
 _QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
