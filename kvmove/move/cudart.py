@@ -54,6 +54,12 @@ def device_alias(address: int) -> int:
     return alias.value
 
 
+def relax_stream_capture() -> None:
+    """Let this thread's calls neither join nor invalidate what other threads capture into CUDA graphs."""
+    mode = ctypes.c_int(2)  # cudaStreamCaptureModeRelaxed
+    _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
 class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from kvmove.errors import MoverClosed, Refused
 from kvmove.move.checks import UniqueCheck, refuse_bad_jobs, refuse_out_of_range
+from kvmove.move.feeder import Pieces
 from kvmove.move.flight import Flight
 from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
@@ -27,9 +28,12 @@ from kvmove.records import JobKind, Lane, Load, Result, Store
 if TYPE_CHECKING:
     import torch
 
+# Where the jobs of a queue go whose path has many pieces. A step waits for its expedited loads, so those stay.
+_FED = {Queue.BULK: Queue.FED_LOAD, Queue.STORE: Queue.FED_STORE}
+
 # Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB and four
 # with pages of 4 KiB; 16 leave room for smaller pages, and more changed nothing even for loads of 1.5 MiB.
-DEFAULT_PROGRAMS = {Queue.EXPEDITED: 16, Queue.BULK: 16, Queue.STORE: 16}
+DEFAULT_PROGRAMS = dict.fromkeys(Queue, 16)
 
 _QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
 
@@ -139,9 +143,10 @@ class Mover:
             made = self._submit(JobKind.STORE, [self._batch(Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
 
-    def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], path: str | None) -> Batch:
+    def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
         count = sum(len(blocks) for _, blocks, _ in jobs)
-        return Batch(lane, queue, self._paths.choose(lane, count) if path is None else self._paths.named(path), jobs)
+        path = self._paths.choose(lane, count) if name is None else self._paths.named(name)
+        return Batch(lane, _FED.get(queue, queue) if path.in_pieces else queue, path, jobs)
 
     def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
         """Launch each batch after the engine's stream, or after the event `after`."""
@@ -157,9 +162,9 @@ class Mover:
                 self._flight.launched(s, mark)
         return made
 
-    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> None:
+    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> Pieces | None:
         move = s.batch.path.load if s.kind is JobKind.LOAD else s.batch.path.store
-        move(s.span, s.count, self._programs[s.batch.queue], stream)
+        return move(s.span, s.count, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike) -> None:
         """Let the current stream wait for every job in flight that reads or writes these slots.

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 
 from kvmove.errors import Refused
+from kvmove.move.feeder import Pieces
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Span
 from kvmove.move.layout import CacheLayout
@@ -32,10 +33,14 @@ class Path(Protocol):
     @property
     def name(self) -> str: ...
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+    @property
+    def in_pieces(self) -> bool:
+        """Whether `load` and `store` yield after each of many pieces; otherwise they queue all at once."""
+
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
         """Host blocks to slots, by at most `programs` kernel programs."""
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
         """Slots to host blocks, by at most `programs` kernel programs."""
 
 

@@ -74,6 +74,7 @@ class DirectPath:
     """All pages of all blocks in one launch; no copy of the bytes anywhere else."""
 
     name = "direct"
+    in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._kernels = PageKernels(layout, pool.device_address)

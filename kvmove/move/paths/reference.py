@@ -16,6 +16,7 @@ class ReferencePath:
     """
 
     name = "reference"
+    in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._device = layout.device

@@ -9,8 +9,12 @@ the kernel only works inside the GPU, for microseconds. While chunk i is distrib
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,33 +63,38 @@ class _Ring:
         self.base, self.block_bytes = self._memory.data_ptr(), block_bytes
         self._numbers = torch.arange(num_blocks, dtype=torch.int64, device=layout.device)
         self.streams = [torch.cuda.Stream(layout.device) for _ in range(2)] if on_cuda else [None]
-        event = torch.cuda.Event if on_cuda else (lambda: None)
+        # Blocking: the feeder's thread waits for chunks to cross, and should sleep meanwhile.
+        event = partial(torch.cuda.Event, blocking=True) if on_cuda else (lambda: None)
         self._chunks = [
             _Chunk(i * self.chunk_blocks, self.streams[i % len(self.streams)], event(), event())
             for i in range(num_chunks)
         ]
         self._next = 0
+        self._lock = threading.Lock()
         self.kernels = PageKernels(layout, self.base)
         self.kernels.compile()
 
-    def _take(self) -> _Chunk:
-        chunk = self._chunks[self._next]
-        self._next = (self._next + 1) % len(self._chunks)
-        return chunk
+    @contextmanager
+    def chunk(self) -> Iterator[_Chunk]:
+        """The next chunk, for one thread: its events say when it is free, not whose turn it is."""
+        with self._lock:
+            chunk = self._chunks[self._next]
+            self._next = (self._next + 1) % len(self._chunks)
+            yield chunk
 
     def numbers_address(self, chunk: _Chunk) -> int:
         """Where kernels read the numbers of the chunk's blocks."""
         return self._numbers.data_ptr() + 8 * chunk.first_block
 
-    def pieces(self, count: int) -> Iterator[tuple[int, int, _Chunk]]:
-        """Cut `count` blocks into (begin, end, chunk to go through)."""
+    def pieces(self, count: int) -> Iterator[tuple[int, int]]:
+        """Cut `count` blocks into ranges that fit a chunk."""
         tail = self.chunk_blocks // 4
         begin = 0
         while begin < count:
             size = min(self.chunk_blocks, count - begin)
             if begin + size == count and size > 2 * tail > 0:
                 size -= tail
-            yield begin, begin + size, self._take()
+            yield begin, begin + size
             begin += size
 
     def wait_for(self, stream: torch.cuda.Stream | None) -> None:
@@ -105,6 +114,7 @@ class StagedPath:
     """Best for bulk. Loads and stores have a ring each, since the link carries both directions at once."""
 
     name = "staged"
+    in_pieces = True
 
     def __init__(
         self, layout: CacheLayout, pool: HostPool, *, ring_bytes: int = RING_BYTES, chunk_bytes: int = CHUNK_BYTES
@@ -113,34 +123,38 @@ class StagedPath:
         self._loads = _Ring(layout, ring_bytes, chunk_bytes)
         self._stores = _Ring(layout, ring_bytes, chunk_bytes)
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
         ring = self._loads
         runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
         slots = span.address + 8 * count
         ring.wait_for(stream)  # the load's dependencies were put on its own stream
-        for begin, end, chunk in ring.pieces(count):
-            host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
-            _wait(chunk.stream, chunk.freed)
-            copy_runs(places, host, sizes, chunk.stream)
-            _record(chunk.filled, chunk.stream)
-            _wait(stream, chunk.filled)
-            numbers = ring.numbers_address(chunk)
-            ring.kernels.gather(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
-            _record(chunk.freed, stream)
+        for begin, end in ring.pieces(count):
+            with ring.chunk() as chunk:
+                host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
+                _wait(chunk.stream, chunk.freed)
+                copy_runs(places, host, sizes, chunk.stream)
+                _record(chunk.filled, chunk.stream)
+                _wait(stream, chunk.filled)
+                numbers = ring.numbers_address(chunk)
+                ring.kernels.gather(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                _record(chunk.freed, stream)
+            yield chunk.filled
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
+    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
         ring = self._stores
         runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
         slots = span.address + 8 * count
-        for begin, end, chunk in ring.pieces(count):
-            _wait(stream, chunk.freed)
-            numbers = ring.numbers_address(chunk)
-            ring.kernels.scatter(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
-            _record(chunk.filled, stream)
-            host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
-            _wait(chunk.stream, chunk.filled)
-            copy_runs(host, places, sizes, chunk.stream)
-            _record(chunk.freed, chunk.stream)
+        for begin, end in ring.pieces(count):
+            with ring.chunk() as chunk:
+                _wait(stream, chunk.freed)
+                numbers = ring.numbers_address(chunk)
+                ring.kernels.scatter(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                _record(chunk.filled, stream)
+                host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
+                _wait(chunk.stream, chunk.filled)
+                copy_runs(host, places, sizes, chunk.stream)
+                _record(chunk.freed, chunk.stream)
+            yield chunk.freed
         ring.let_wait(stream)  # the store ends on its own stream
 
 
