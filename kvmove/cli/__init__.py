@@ -103,4 +103,12 @@ def _kvmove(
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
+    _open_closed_streams()
     app()
+
+
+def _open_closed_streams() -> None:
+    """Give a program that was started with `<&-` or `>&-` an empty input, or an output that nobody reads."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives

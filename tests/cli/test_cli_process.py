@@ -97,14 +97,43 @@ def test_a_full_disk_is_an_error() -> None:
     assert done.stderr == "error: no space left on device\n"
 
 
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "status"),
+    [
+        (">&-", "check policies/budgeted.kvpol", 0),
+        (">&-", "trace synth --requests 3", 0),
+        ("2>&-", "check none.kvpol", 2),
+        ("<&-", "replay -", 2),
+    ],
+)
+def test_closed_streams_make_no_traceback(redirection: str, arguments: str, status: int) -> None:
+    """A program that was started without a standard stream does its work, and its exit status tells."""
+    command = f'exec "{sys.executable}" -m kvmove {arguments} {redirection}'
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
     """Ctrl-C gives status 130 and no traceback."""
     fifo = tmp_path / "t.jsonl"
     os.mkfifo(fifo)
-    command = subprocess.Popen([*RUN, "replay", str(fifo)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with open(fifo, "wb"):  # opens when the command does: it is reading now
+    # What a script starts with `&` ignores interrupts, and so would the command: it gets Python's own handler back.
+    program = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom kvmove.cli import main\nmain()"
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-c", program, "replay", str(fifo)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with command, open(fifo, "wb"):  # opens when the command does: it is reading now
         command.send_signal(signal.SIGINT)
-        out, err = command.communicate(timeout=30)
+        try:
+            out, err = command.communicate(timeout=30)
+        finally:
+            command.kill()
     assert (command.returncode, out, err) == (130, b"", b"")
 
 
