@@ -52,12 +52,16 @@ class BoundPolicy:
     """A policy with what is needed for every hit looked up once.
 
     Raises:
-        Refused: the policy has no rules or too many, a rule without an action, or a budget out of range.
+        Refused: this is no policy, or it has no rules or too many, a rule without an action, or a budget out of
+            range.
     """
 
     __slots__ = ("_decide", "_failure_reported", "_name", "actions", "budget_bytes", "hash")
 
     def __init__(self, policy: HitPolicy) -> None:
+        for part in ("name", "hash", "budget_bytes", "rules", "decide"):
+            if not hasattr(policy, part):
+                raise Refused(f"{policy!r} is no policy, it has no `{part}`; pass what kvmove.Policy.load() returns")
         self._name = policy.name
         self.hash = policy.hash
         self.budget_bytes = checked_budget(policy.budget_bytes, f"policy `{policy.name}`: budget_bytes")

@@ -419,6 +419,13 @@ def test_a_budget_out_of_range_is_refused_and_the_old_one_stays(budget: Any) -> 
     assert scheduler.begin_step().budget_bytes == MIB
 
 
+@pytest.mark.parametrize("policy", [None, "budgeted", 3])
+def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    """A name or nothing in the place of a policy is refused with what to pass."""
+    with pytest.raises(Refused, match=r"is no policy, it has no `\w+`; pass what kvmove\.Policy\.load\(\) returns"):
+        StepScheduler(policy)
+
+
 def test_a_policy_without_usable_rules_is_refused() -> None:
     """A bad policy is refused where it is set, not in the middle of a step."""
     scheduler = scheduler_for(Action.SYNC)
