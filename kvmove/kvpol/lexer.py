@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvmove.kvpol.findings import Findings, Fix
 from kvmove.kvpol.grammar import grammar
 from kvmove.kvpol.source import Source, Span, quoted
-from kvmove.kvpol.units import UNITS
+from kvmove.kvpol.units import UNITS, is_like_unit
 
 MAX_TOKENS = 4_000
 MAX_STRAY = 10  # places with characters that are no token; after that the text is not worth reading further
@@ -107,7 +107,10 @@ def _report_stray(source: Source, start: int, findings: Findings) -> int:
 
 
 def _joined_units(source: Source, tokens: list[Token], findings: Findings) -> list[Token]:
-    """Read `64 MiB` as `64MiB`, after reporting it: one mistake, not a chain of them."""
+    """Read `64 MiB` as `64MiB`, after reporting it: one mistake, not a chain of them.
+
+    `64 mb` becomes `64mb`, of which the checker says that its unit is unknown. No statement has a name after a number.
+    """
     joined: list[Token] = []
     for token in tokens:
         before = joined[-1] if joined else None
@@ -115,18 +118,19 @@ def _joined_units(source: Source, tokens: list[Token], findings: Findings) -> li
             before is not None
             and before.kind == "QUANTITY"
             and token.kind == "NAME"
-            and token.text in UNITS
+            and is_like_unit(token.text)
             and before.text[-1].isdigit()
             and source.text[before.span.end : token.span.start].strip(" \t") == ""
         ):
             span = before.span.to(token.span)
             whole = Token("QUANTITY", before.text + token.text, span)
-            findings.error(
-                f"a space between {quoted(before.text)} and its unit {quoted(token.text)}",
-                span,
-                help=f"a number and its unit are one word: write {quoted(whole.text)}",
-                fix=Fix(span, whole.text),
-            )
+            if token.text in UNITS:
+                findings.error(
+                    f"a space between {quoted(before.text)} and its unit {quoted(token.text)}",
+                    span,
+                    help=f"a number and its unit are one word: write {quoted(whole.text)}",
+                    fix=Fix(span, whole.text),
+                )
             joined[-1] = whole
         else:
             joined.append(token)

@@ -27,6 +27,8 @@ def read(name_or_path: str | os.PathLike[str]) -> Source:
         PolicyError: there is no such policy, or it is not a text.
     """
     name = os.fspath(name_or_path)
+    if not name:
+        raise PolicyError(f"a policy is named or has a path, and this is empty; kvmove comes with {listed(shipped())}")
     bare = isinstance(name_or_path, str) and not os.path.dirname(name) and not name.endswith(SUFFIX)
     if bare and name in shipped():
         return decode(files("kvmove.policies").joinpath(name + SUFFIX).read_bytes(), name + SUFFIX)

@@ -36,9 +36,11 @@ def override_value(name: str, given: Any, type_name: str) -> Value:
             return given
         raise BadOverride(f"param `{name}` is true or false, not {_shown(given)}")
     if isinstance(given, bool) or not isinstance(given, int | Fraction):
-        example = show(Fraction(4096), dimension)
-        exact = f'; give it as text, such as "{example}"' if isinstance(given, float) else ""
-        raise BadOverride(f"param `{name}` is in {type_name}, and {_shown(given)} is no exact amount of it{exact}")
+        example = f"{4096}{CANONICAL[dimension]}"
+        raise BadOverride(
+            f"param `{name}` is {_a(type_name)}, and {_shown(given)} is no exact amount; "
+            f'give it as an int, or as text such as "{example}"'
+        )
     return _bounded(name, Fraction(given), type_name, dimension)
 
 
@@ -46,7 +48,7 @@ def _from_text(name: str, text: str, type_name: str, dimension: Dimension | None
     if dimension is None or text in ("true", "false"):
         if dimension is None and text in ("true", "false"):
             return text == "true"
-        raise BadOverride(f"param `{name}` is {_a(type_name)}, and {_shown(text)} is not")
+        raise BadOverride(f"param `{name}` is {_a(type_name)}, not {_shown(text)}")
     digits = text.removeprefix("-").lstrip()
     if len(digits) > 64:
         raise BadOverride(f"param `{name}`: {_shown(text)} is too long for a number")
@@ -56,10 +58,9 @@ def _from_text(name: str, text: str, type_name: str, dimension: Dimension | None
         raise BadOverride(f"param `{name}`: {e.message}" + (f"; {e.help}" if e.help else "")) from None
     if given != dimension:
         is_number = "is a number" if given == NUMBER else f"is in {given}"
-        wanted = "is a number" if dimension == NUMBER else f"is in {type_name}"
         unit = CANONICAL[dimension]
         help = f"; write it like `{digits}{unit}`" if unit and given == NUMBER and text[-1:] != "%" else ""
-        raise BadOverride(f"param `{name}` {wanted}, but {_shown(text)} {is_number}{help}")
+        raise BadOverride(f"param `{name}` is {_a(type_name)}, but {_shown(text)} {is_number}{help}")
     return _bounded(name, -amount if text.startswith("-") else amount, type_name, dimension)
 
 
@@ -67,7 +68,7 @@ def _bounded(name: str, amount: Fraction, type_name: str, dimension: Dimension) 
     if type_name != "number" and amount.denominator != 1:
         raise BadOverride(f"param `{name}` is a whole number of {CANONICAL[dimension]}, not {amount}")
     if max(abs(amount.numerator), amount.denominator) >= MAX_MAGNITUDE:
-        raise BadOverride(f"param `{name}`: amounts stay below 2^128")
+        raise BadOverride(f"param `{name}`: {_shown(amount)} is too large, amounts stay below 2^128")
     if name == "budget":
         problem = budget_problem(amount)
         if problem is not None:
@@ -79,11 +80,11 @@ def budget_problem(amount: Fraction) -> str | None:
     """Why `amount` bytes cannot be a step's budget, or None when it can."""
     if 0 <= amount <= schema.MAX_BYTES:
         return None
-    return f"a budget lies between 0B and {show(Fraction(schema.MAX_BYTES), BYTES)}"
+    return f"a budget lies between 0B and {show(Fraction(schema.MAX_BYTES), BYTES)}, and this is {show(amount, BYTES)}"
 
 
 def _a(type_name: str) -> str:
-    return "true or false" if type_name == "bool" else f"in {type_name}"
+    return {"bool": "true or false", "number": "a number"}.get(type_name, f"in {type_name}")
 
 
 def _shown(given: object) -> str:

@@ -120,7 +120,18 @@ def parse_quantity(text: str) -> tuple[Fraction, Dimension]:
     return amount, dimension
 
 
+def is_like_unit(word: str) -> bool:
+    """Whether `word` is a unit, or what people write instead of one."""
+    return word in UNITS or word.lower() in _MEANT
+
+
 def _unknown_unit(digits: str, unit: str) -> QuantityError:
+    if unit.strip() in UNITS:  # an operator's text; in a policy, white space ends a token
+        joined = digits + unit.strip()
+        return QuantityError(
+            f"a space between `{digits}` and its unit", f"a number and its unit are one word: write `{joined}`", joined
+        )
+    unit = unit.strip()
     exponent = _EXPONENT.fullmatch(unit)
     if exponent is not None and exponent[1]:
         written = Fraction(digits.replace("_", "")) * 10 ** int(exponent[1])

@@ -83,6 +83,8 @@ def test_unknown_policy_lists_what_there_is(tmp_path: Path, monkeypatch: pytest.
     assert "`always_async`, `budgeted` and `compute_aware`" in str(caught.value)
     with pytest.raises(PolicyError, match="cannot be read: no such file"):
         Policy.load("./budgted.kvpol")
+    with pytest.raises(PolicyError, match="this is empty; kvmove comes with"):
+        Policy.load("")
     with pytest.raises(PolicyError, match="is a directory"):
         Policy.load(tmp_path)
     with pytest.raises(PolicyError, match="no path"):
@@ -142,17 +144,19 @@ def test_budget_reads_the_steps_budget() -> None:
         ({"small": "3B"}, "param `small` is in tokens, but `3B` is in bytes"),
         ({"small": "3"}, "write it like `3tok`"),
         ({"small": True}, "is no exact amount"),
-        ({"small": 1.5}, "give it as text"),
+        ({"small": 1.5}, "as text such as"),
         ({"small": "1.5tok"}, "is not a whole number of `tok`"),
         ({"small": Fraction(1, 2)}, "is a whole number of tok"),
         ({"small": None}, "is no exact amount"),
-        ({"slow": "3 ms"}, "unknown unit"),
+        ({"slow": "3 ms"}, "write `3ms`"),
+        ({"slow": "3 MS"}, "unknown unit `MS`"),
+        ({"ratio": True}, "param `ratio` is a number, and `True` is no exact amount; give it as an int, or as text"),
         ({"ratio": "3ms"}, "param `ratio` is a number, but `3ms` is in time"),
         ({"ratio": 1 << 128}, "below 2^128"),
         ({"ratio": "9" * 100}, "too long"),
         ({"on": 3}, "true or false"),
         ({"on": "yes"}, "true or false"),
-        ({"budget": -1}, "a budget lies between"),
+        ({"budget": -1}, "a budget lies between 0B and 16384GiB, and this is -1B"),
         ({"budget": "32TB"}, "unknown unit"),
         ({"budget": 1 << 60}, "a budget lies between"),
         ({"small": ""}, "a number is needed"),
