@@ -1,6 +1,6 @@
 """The command line. Commands live in modules of their own; what they have in common about failing is here.
 
-Nothing here imports torch: only `kvmove replay` does, when it begins to replay.
+Nothing here imports torch: only `kvmove replay` and `kvmove bench` do, when they begin to work.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvmove import __version__
+from kvmove.cli.bench import bench as _bench
 from kvmove.cli.check import check as _check
 from kvmove.cli.replay import replay as _replay
 from kvmove.cli.trace import trace as _trace
@@ -84,6 +85,7 @@ app = typer.Typer(
 app.command(short_help="Say what is wrong in policy files.")(_check)
 app.command(short_help="Run a trace under policies, and compare them.")(_replay)
 app.add_typer(_trace, name="trace")
+app.add_typer(_bench, name="bench", short_help="Measure on this machine's GPU.")
 
 
 def _print_version(asked: bool) -> None:
@@ -98,7 +100,7 @@ def _kvmove(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Check policies that decide on KV-cache hits, and replay traces of requests under them."""
+    """Check policies that decide on KV-cache hits, replay traces of requests under them, and measure copies."""
 
 
 def main() -> None:
