@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -10,6 +12,23 @@ import torch
 from numpy.typing import NDArray
 
 _PORTABLE, _MAPPED = 1, 2  # cudaHostRegisterPortable, cudaHostRegisterMapped
+_BARRED = (800, 801)  # cudaErrorNotPermitted, cudaErrorNotSupported
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A CUDA call that failed, in the driver's words."""
+
+    code: int
+    text: str
+
+    @property
+    def barred(self) -> bool:
+        """Whether the machine does not allow it at all, so that asking for less does not help."""
+        return self.code in _BARRED
+
+    def __str__(self) -> str:
+        return f"{self.text} (CUDA error {self.code})"
 
 
 @cache
@@ -22,20 +41,43 @@ def _major() -> int:
     return int((torch.version.cuda or "0").split(".")[0])
 
 
-def _message(code: int) -> str:
+def _failure(code: int) -> Failure:
     text = _runtime().cudaGetErrorString
     text.restype = ctypes.c_char_p
-    return f"{text(code).decode()} (CUDA error {code})"
+    return Failure(code, text(code).decode())
 
 
-def host_register(address: int, num_bytes: int) -> str | None:
+def _message(code: int) -> str:
+    return str(_failure(code))
+
+
+def index_of(device: torch.device) -> int:
+    """The number of a CUDA device; a device without one is the calling thread's current device."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def on_device(index: int) -> AbstractContextManager[object]:
+    """Work on CUDA device `index` in this thread. A new thread would use device 0, and make a context there."""
+    return torch.cuda.device(index)
+
+
+def pci_bus_id(index: int) -> str | None:
+    """Where CUDA device `index` is on the PCI bus (`0000:1b:00.0`), or None where the driver does not say."""
+    text = ctypes.create_string_buffer(32)
+    if _runtime().cudaDeviceGetPCIBusId(text, ctypes.c_int(len(text)), ctypes.c_int(index)):
+        _runtime().cudaGetLastError()
+        return None
+    return text.value.decode()
+
+
+def host_register(address: int, num_bytes: int) -> Failure | None:
     """Pin [address, address + num_bytes) for every CUDA context. Returns None, or what went wrong."""
     code = _runtime().cudaHostRegister(
         ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(_PORTABLE | _MAPPED)
     )
     if code:
         _runtime().cudaGetLastError()  # clears it: a failed registration must not fail the next kernel
-        return _message(code)
+        return _failure(code)
     return None
 
 
