@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kvmove import CacheLayout, HostPool, Mover, PinningError, RecordError, Refused
-from kvmove.move import hostmemory, sharedfile, shmdir, touching
+from kvmove.move import hostmemory, mapping, sharedfile, shmdir, touching
 from kvmove.testing.copies import check_load
 from kvmove.testing.driver import FakeDriver
 
@@ -290,9 +290,9 @@ def test_a_pool_beyond_the_free_space_is_refused_before_it_is_touched(name: str)
 
 
 @pytest.fixture
-def tiny_shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of shared memory with room for 1 MiB, which claims to have more."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "kvmove-test", str(tmp_path)]
+def own_shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A directory of shared memory of its own, mounted with the parameter's options, which claims to have much room."""
+    mount = ["mount", "-t", "tmpfs", "-o", request.param, "kvmove-test", str(tmp_path)]
     try:
         mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -306,9 +306,23 @@ def tiny_shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("own_shm", ["size=64m,huge=advise"], indirect=True)
+def test_huge_pages_are_used_where_the_mount_allows_them(own_shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All whole 2 MiB can be huge, and the file is still no larger than its blocks and one page."""
+    if mapping.why_no_huge_pages(from_file=True) is not None:
+        pytest.skip("this system has no huge pages for files")
+    with HostPool(401, BLOCK, name="huge") as pool:
+        facts = pool.facts()
+        assert facts.huge_pages == "asked"
+        assert facts.huge_bytes is not None  # how many, depends on the memory's fragmentation
+        assert facts.huge_bytes in range(0, pool.num_bytes, mapping.HUGE_BYTES)
+        assert os.stat(str(pool.path)).st_blocks * 512 == facts.mapped_bytes + 4096
+
+
+@pytest.mark.parametrize("own_shm", ["size=1m"], indirect=True)
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_space_that_another_process_took_meanwhile_is_an_error(
-    tiny_shm: Path, monkeypatch: pytest.MonkeyPatch, by_kernel: bool
+    own_shm: Path, monkeypatch: pytest.MonkeyPatch, by_kernel: bool
 ) -> None:
     """What runs out after the check is an error too, and no signal that ends the process."""
     if not by_kernel:
@@ -316,7 +330,7 @@ def test_space_that_another_process_took_meanwhile_is_an_error(
             monkeypatch.setattr(module, "kernel_populates", lambda: False)
     with pytest.raises(PinningError, match="no memory for it" if by_kernel else "cannot make the host pool"):
         HostPool(100, BLOCK, name="full")
-    assert not list(tiny_shm.iterdir())
+    assert not list(own_shm.iterdir())
     with HostPool(10, BLOCK, name="fits") as pool:
         pool.blocks.fill_(1)
 
