@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from timeit import Timer
@@ -23,6 +22,7 @@ from typing import Any
 
 from benchmarks import report
 from kvmove import Hit, Policy, StepState
+from kvmove.bench.rows import Row
 from kvmove.kvpol.evaluate import Evaluator
 
 TARGET = 6.0  # times an empty call
@@ -124,12 +124,6 @@ def measure(decide: Callable[[Any, Any], int]) -> tuple[list[float], list[float]
     return [d / e for d, e in zip(decisions, empties, strict=True)], decisions, empties
 
 
-def spread(values: list[float]) -> float:
-    """Half the distance between the quartiles."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / 2
-
-
 def main() -> None:
     """Check, measure and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -138,15 +132,14 @@ def main() -> None:
     policy = Policy.parse(POLICY)
     check(policy)
     ratios, decisions, empties = measure(policy.decide)
-    ratio = statistics.median(ratios)
     usual, _, _ = measure(Policy.load("budgeted").decide)
     report.write(
         output,
         [
-            report.row("M10", ratio, spread(ratios), TARGET, "x an empty call", ratio <= TARGET),
-            report.row("budgeted", statistics.median(usual), spread(usual), None, "x an empty call", None),
-            report.row("one decision", statistics.median(decisions), spread(decisions), None, "ns", None),
-            report.row("one empty call", statistics.median(empties), spread(empties), None, "ns", None),
+            Row.of_runs("M10", [ratios], "x an empty call", at_most=TARGET),
+            Row.of("budgeted", usual, "x an empty call"),
+            Row.of("one decision", decisions, "ns"),
+            Row.of("one empty call", empties, "ns"),
         ],
     )
 

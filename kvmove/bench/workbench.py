@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import torch
@@ -25,7 +26,9 @@ class Workbench:
     """Random blocks of one shape on both sides.
 
     Attributes:
-        image: what the host pool holds, uint8 (blocks, host block bytes) on the device.
+        image: what the host pool held when it was filled or last checked, uint8 (blocks, host block bytes) on the
+            device. Stores that are measured change the pool and leave it behind, so checks come first.
+        job: the last job id that was used.
     """
 
     def __init__(self, device: Device, shape: Shape, num_blocks: int, *, path: str | None = None) -> None:
@@ -46,10 +49,10 @@ class Workbench:
             host.copy_(pattern)
         self.mover = Mover(self.layout, self.pool, path=path)
         self._order = np.random.default_rng(2)
-        self._job = 0
+        self.job = 0
         self._ended: dict[int, Result] = {}
 
-    def __enter__(self) -> Workbench:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -85,8 +88,8 @@ class Workbench:
 
     def new_job(self) -> int:
         """A job id that is not in use."""
-        self._job += 1
-        return self._job
+        self.job += 1
+        return self.job
 
     def next_load(self, count: int, lane: Lane | str, begin: int = 0, end: int | None = None) -> Load:
         """A load of random blocks, not yet submitted."""
