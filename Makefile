@@ -33,8 +33,9 @@ test-gpu: $(READY) ## run the tests that need a CUDA device (a process of their 
 	$(PY) -m pytest -q -m gpu
 
 bench-gpu: $(READY) ## measure on this GPU and write benchmarks/results/
-	$(PY) -m benchmarks.bench_direct
 	$(PY) -m benchmarks.bench_decide
+	$(PY) -m benchmarks.bench_direct
+	$(PY) -m benchmarks.bench_gpu
 
 clean: ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
