@@ -158,6 +158,12 @@ def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool) -
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     console.print(report.table(reports))
+    if not any(r.hits for r in reports):
+        typer.echo(
+            "note: no prefix was in host memory alone, so no policy was asked. With fewer --slots than "
+            f"{settings.num_slots} or more requests, the GPU cache loses blocks that are wanted again",
+            err=True,
+        )
 
 
 def _print_mismatches(reports: Sequence[PolicyReport]) -> None:

@@ -62,6 +62,13 @@ def test_several_policies_stand_side_by_side(trace: Path) -> None:
     assert all(int(v.replace(",", "")) > 0 for v in cells["pages loaded and compared"])
 
 
+def test_a_trace_that_asks_no_policy_says_why(trace: Path) -> None:
+    """Where everything stays in the GPU cache, the table of zeros comes with what to change."""
+    result = run(trace, "--device", "cpu", "--requests", "2")
+    assert result.exit_code == 0
+    assert "no policy was asked. With fewer --slots than 4096" in result.stderr
+
+
 def test_json_is_all_there_is_on_stdout(trace: Path, trace_text: str) -> None:
     """`--json` prints one object, the same for a file, for standard input and in every run."""
     options = [*SMALL, "--json", "--policy", "budgeted", "--policy", "always_async", "--requests", "20"]
