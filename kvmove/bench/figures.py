@@ -30,10 +30,10 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Draw what the report has rows for: `bandwidth.svg`, `interference.svg`. Returns the files written.
+    """Draw what the report has rows for: `bandwidth.svg`, `interference.svg`. Returns the files written, if any.
 
     Raises:
-        Refused: matplotlib is not installed, or the report has nothing to draw.
+        Refused: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -49,8 +49,6 @@ def draw(report: Report, folder: Path) -> list[Path]:
             path = folder / f"{name}.svg"
             figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
             made.append(path)
-    if not made:
-        raise Refused("these results have nothing to draw; run the sections bandwidth or interference")
     return made
 
 
@@ -114,6 +112,7 @@ def _bars(ax: Axes, rows: Sequence[Row]) -> None:
         color=[_COLOURS.get(path, "#CC79A7") for path in by_path],
     )
     ax.bar_label(bars, fmt="%.2f", padding=2)
+    ax.margins(y=0.12)  # room for the labels
     ax.set_xticks(range(len(by_path)), [f"beside\n{_NAMES.get(path, path)}" for path in by_path])
     ax.axhline(1, color="#000000", linewidth=0.8)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kvmove.bench.results import Report
 
 FAILED = 1
+_DRAWN = "bandwidth and interference"
 _WIDTH = 140  # columns of a table that goes to a file: nothing wraps there
 _MOST_PAGE_KIB, _MOST_SIZE_MIB = 64 * 1024, 256 * 1024
 
@@ -77,7 +79,7 @@ def run_sections(
     names = _sections(section or [])
     plan = _plan(quick, page_kib, sizes_mib)
     if figures is not None:
-        _refuse_without_matplotlib()
+        _refuse_figures(names)
     from kvmove.bench.device import CudaDevice
     from kvmove.bench.run import run
     from kvmove.bench.session import Session
@@ -99,7 +101,8 @@ def draw_figures(
     """
     from kvmove.bench.results import read
 
-    _draw(read(results), output)
+    if not _draw(read(results), output):
+        raise Refused(f"{printable(str(results))}: nothing to draw; measure at least one of the sections {_DRAWN}")
 
 
 def finish(report: Report, output: Path | None, figures: Path | None) -> None:
@@ -110,25 +113,28 @@ def finish(report: Report, output: Path | None, figures: Path | None) -> None:
     """
     from rich.console import Console
 
-    from kvmove.bench.table import table
+    from kvmove.bench.table import tables
 
-    Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH).print(table(report))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(*tables(report), sep="\n")
     if output is not None:
         report.write(output)
         typer.echo(f"{printable(str(output))}: {len(report.rows)} rows", err=True)
     for failure in report.failures:
         typer.echo(f"not measured: {printable(failure)}", err=True)
-    if figures is not None and not (report.failures and not report.rows):
+    if figures is not None:
         _draw(report, figures)
     if report.failures:
         raise typer.Exit(FAILED)
 
 
-def _draw(report: Report, folder: Path) -> None:
+def _draw(report: Report, folder: Path) -> bool:
     from kvmove.bench.figures import draw
 
-    for path in draw(report, folder):
+    made = draw(report, folder)
+    for path in made:
         typer.echo(printable(str(path)), err=True)
+    return bool(made)
 
 
 def _sections(named: list[str]) -> list[str]:
@@ -176,18 +182,23 @@ def _refuse_without_cuda() -> None:
         )
 
 
-def _refuse_without_matplotlib() -> None:
+def _refuse_figures(names: list[str]) -> None:
+    """Refuse figures that could not be drawn, before minutes of measuring."""
     from importlib.util import find_spec
+
+    if not {"bandwidth", "interference"} & set(names):
+        raise typer.BadParameter(f"only the sections {_DRAWN} have figures", param_hint="--figures")
 
     if find_spec("matplotlib") is None:
         raise Refused("--figures needs matplotlib; install it with: pip install 'kvmove[report]'")
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """What receives a line about what is being measured: a spinner for people, plain lines in a log."""
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is told what is being measured: a spinner for people, lines with the seconds so far in a log."""
+    began = time.monotonic()
     if not sys.stderr.isatty():
-        yield lambda what: typer.echo(what, err=True)
+        yield lambda what: typer.echo(f"{time.monotonic() - began:5.0f} s  {what}", err=True)
         return
     from rich.console import Console
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from kvmove import cli
 from kvmove.bench import device
 from kvmove.bench.plan import Plan
-from kvmove.bench.results import read
+from kvmove.bench.results import Report, read
+from kvmove.bench.rows import Row
 from kvmove.cli import bench as command
 from kvmove.move.paths.staged import StagedPath
 
@@ -89,6 +90,7 @@ def test_without_cuda_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--page-kib", "0"], "is not in"),
         (["--sizes-mib", "nan"], "is not in"),
         (["--sizes-mib", "1e9"], "is not in"),
+        (["latency", "--figures", "somewhere"], "only the sections bandwidth and interference have figures"),
         (["figures", "none.json"], "none.json: no such file"),
         (["figures"], "RESULTS"),
     ],
@@ -98,6 +100,15 @@ def test_what_cannot_be_used_is_status_2(arguments: list[str], message: str) -> 
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_results_without_a_figure_are_refused(tmp_path: Path) -> None:
+    """The message says what would have one."""
+    path = tmp_path / "r.json"
+    Report.here([Row.of("M10", [5.0], "x")]).write(path)
+    result = invoke("figures", str(path), "--output", str(tmp_path / "f"))
+    assert result.exit_code == 2
+    assert "nothing to draw; measure at least one of the sections bandwidth and interference" in result.stderr
 
 
 def test_figures_of_something_else_are_refused(tmp_path: Path) -> None:

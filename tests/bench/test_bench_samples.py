@@ -13,7 +13,7 @@ from kvmove.bench.machine import commit, machine, machine_name
 from kvmove.bench.plan import FULL, KIB, QUICK, Shape
 from kvmove.bench.results import Report, read
 from kvmove.bench.rows import Row, size
-from kvmove.bench.table import table
+from kvmove.bench.table import tables
 from kvmove.errors import RecordError
 
 
@@ -153,8 +153,9 @@ def test_the_table_says_which_targets_are_missed() -> None:
     from rich.console import Console
 
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table(Report({"gpu": "G", "cores": 4}, None, tuple(rows))))
+    console.print(*tables(Report({"gpu": "G", "cores": 4}, None, tuple(rows))), sep="\n")
     text = console.export_text()
     assert [("M1 [a]" in line) for line in text.splitlines() if "MISSED" in line] == [True]
     assert [("M2 b" in line) for line in text.splitlines() if " met " in line] == [True]
     assert text.startswith("G, 4 cores, commit unknown")
+    assert text.index(" c ") < text.index("What is promised") < text.index("M1 [a]")
