@@ -1,4 +1,4 @@
-"""Kernels for the techniques of `sections.peers`. They move 8 byte words; the caller's sizes are multiples of that."""
+"""Kernels for the techniques of `sections.peers`. Addresses and sizes are multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def copy_listed(sources_address, targets_address, words_address, count, CHUNK: t
     for i in range(tl.program_id(0), count, tl.num_programs(0)):
         source = tl.load(sources_address.to(tl.pointer_type(tl.int64)) + i).to(tl.pointer_type(tl.int64))
         target = tl.load(targets_address.to(tl.pointer_type(tl.int64)) + i).to(tl.pointer_type(tl.int64))
-        words = tl.load(words_address.to(tl.pointer_type(tl.int64)) + i)
+        # Said to be even, or the mask would keep a thread from moving 16 bytes at once.
+        words = tl.multiple_of(tl.load(words_address.to(tl.pointer_type(tl.int64)) + i), 2)
         for begin in range(0, words, CHUNK):
             at = begin + tl.arange(0, CHUNK)
             mask = at < words
