@@ -7,7 +7,9 @@ stream before the feeder got there (a store of slots that are being loaded) has 
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +18,13 @@ import torch
 
 from kvmove.move import cudart
 
+_log = logging.getLogger(__name__)
+
 # What a piece of work yields after each piece: the event after which the piece has crossed the link.
 Pieces = Iterator[torch.cuda.Event]
+# How long the thread sleeps between two looks at a piece, which takes about 600 us to cross. Events that block the host
+# until an interrupt comes took 40 ms each on a virtual machine.
+POLL_S = 100e-6
 # Pieces that may be queued and not yet have crossed. They keep the link busy while this thread sleeps or waits for
 # the interpreter; what is queued cannot be called back.
 AHEAD = 4
@@ -47,6 +54,14 @@ class FedMark:
 
     def elapsed_ns(self) -> int | None:
         return int(self.start.elapsed_time(self.end) * 1e6)
+
+
+def _let_cross(piece: torch.cuda.Event) -> None:
+    try:
+        while not piece.query():
+            time.sleep(POLL_S)
+    except RuntimeError:
+        return  # the device failed; whoever asks for a job's end is told
 
 
 @dataclass(slots=True)
@@ -98,9 +113,13 @@ class Feeder:
             self._thread.join()
 
     def _run(self) -> None:
-        torch.cuda.set_device(self._device)
-        # Whatever another thread captures into a graph, this thread's calls are not part of it and do not end it.
-        cudart.relax_stream_capture()
+        try:
+            torch.cuda.set_device(self._device)
+            # Whatever another thread captures into a graph, this thread's calls are not part of it and do not end it.
+            cudart.relax_stream_capture()
+        except Exception:
+            # Jobs that nobody queues would never end. Those that cannot be queued end with an error.
+            _log.exception("the thread that queues staged jobs could not be set up, and goes on without")
         ahead: deque[torch.cuda.Event] = deque()
         while True:
             with self._changed:
@@ -112,10 +131,7 @@ class Feeder:
             if crossed is not None:
                 ahead.append(crossed)
             if len(ahead) >= AHEAD:
-                try:
-                    ahead.popleft().synchronize()
-                except RuntimeError:
-                    ahead.clear()  # the device failed; whoever asks for a job's end is told
+                _let_cross(ahead.popleft())
 
     def _feed_one(self) -> torch.cuda.Event | None:
         """Queue the next piece of the oldest job; returns None where its end was queued."""

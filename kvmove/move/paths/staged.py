@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,8 +62,7 @@ class _Ring:
         self.base, self.block_bytes = self._memory.data_ptr(), block_bytes
         self._numbers = torch.arange(num_blocks, dtype=torch.int64, device=layout.device)
         self.streams = [torch.cuda.Stream(layout.device) for _ in range(2)] if on_cuda else [None]
-        # Blocking: the feeder's thread waits for chunks to cross, and should sleep meanwhile.
-        event = partial(torch.cuda.Event, blocking=True) if on_cuda else (lambda: None)
+        event = torch.cuda.Event if on_cuda else (lambda: None)
         self._chunks = [
             _Chunk(i * self.chunk_blocks, self.streams[i % len(self.streams)], event(), event())
             for i in range(num_chunks)
