@@ -7,22 +7,30 @@ Nothing here imports torch, and numpy is imported only where an index array is m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
 
 from kvmove import schema
 from kvmove.errors import RecordError
+from kvmove.transfers import JobKind, Lane, Load, Part, Store
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = [
+    "RECORDS_VERSION",
+    "Action",
+    "Decision",
+    "Demotion",
+    "Hit",
+    "JobKind",
+    "Lane",
+    "Load",
+    "Part",
+    "Result",
+    "StepPlan",
+    "StepState",
+    "Store",
+]
 
-    IndexArray = NDArray[np.int64]
-    IndexLike = Sequence[int] | NDArray[Any]
-
-RECORDS_VERSION = 1
+RECORDS_VERSION = 2
 
 
 class Action(StrEnum):
@@ -41,20 +49,6 @@ class Demotion(StrEnum):
     NOTHING_TO_COMPUTE = "nothing_to_compute"  # sync asked, but the step would have no token of it to compute
     DEFERRED_TOO_OFTEN = "deferred_too_often"  # defer asked once too often
     POLICY_FAILED = "policy_failed"  # the policy raised in this step
-
-
-class Lane(StrEnum):
-    """Which queue a load takes: `expedited` is waited on inside the step, `bulk` completes between steps."""
-
-    EXPEDITED = "expedited"
-    BULK = "bulk"
-
-
-class JobKind(StrEnum):
-    """The direction of a job: `load` is host to GPU, `store` is GPU to host."""
-
-    LOAD = "load"
-    STORE = "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,64 +147,6 @@ class Decision:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False, init=False)
-class Load:
-    """Host blocks to bring into GPU slots: block `src_blocks[i]` goes to slot `dst_slots[i]`.
-
-    The arrays become read-only int64 of shape (blocks,). They are checked here, once, so that submitting the
-    load has little left to check; `top_block` and `top_slot` are their largest elements.
-
-    Raises:
-        RecordError: the arrays are empty, differ in length, hold something else than indices, or name a slot twice.
-    """
-
-    job: int
-    src_blocks: IndexArray
-    dst_slots: IndexArray
-    lane: Lane
-    top_block: int
-    top_slot: int
-
-    def __init__(self, job: int, src_blocks: IndexLike, dst_slots: IndexLike, lane: Lane | str = Lane.BULK) -> None:
-        tops = _set_transfer(self, "load", job, ("src_blocks", src_blocks), ("dst_slots", dst_slots))
-        object.__setattr__(self, "lane", Lane(lane))
-        object.__setattr__(self, "top_block", tops[0])
-        object.__setattr__(self, "top_slot", tops[1])
-
-    def __eq__(self, other: object) -> bool:
-        return _same_fields(self, other) if isinstance(other, Load) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-@dataclass(frozen=True, slots=True, eq=False, init=False)
-class Store:
-    """GPU slots to keep in host blocks: slot `src_slots[i]` goes to block `dst_blocks[i]`.
-
-    The arrays become read-only int64 of shape (blocks,); `top_slot` and `top_block` are their largest elements.
-
-    Raises:
-        RecordError: the arrays are empty, differ in length, hold something else than indices, or name a host
-            block twice.
-    """
-
-    job: int
-    src_slots: IndexArray
-    dst_blocks: IndexArray
-    top_slot: int
-    top_block: int
-
-    def __init__(self, job: int, src_slots: IndexLike, dst_blocks: IndexLike) -> None:
-        tops = _set_transfer(self, "store", job, ("src_slots", src_slots), ("dst_blocks", dst_blocks))
-        object.__setattr__(self, "top_slot", tops[0])
-        object.__setattr__(self, "top_block", tops[1])
-
-    def __eq__(self, other: object) -> bool:
-        return _same_fields(self, other) if isinstance(other, Store) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """Everything that was decided for one step: what the engine's workers are to move."""
@@ -237,7 +173,7 @@ class Result:
     kind: JobKind
     path: str  # direct, staged, engine or reference
     lane: Lane
-    blocks: int
+    blocks: int  # GPU blocks, of all its groups
     bytes: int  # payload bytes moved
     elapsed_ns: int | None  # from the start of its copies to their end on the device; None if not measured
     error: str | None = None
@@ -252,49 +188,3 @@ def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: 
             hint = " or None" if v.optional else ""
             raise RecordError(f"{what}: {v.attribute} is {value!r}; an int{hint} is needed ({v.doc})")
         raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
-
-
-def _set_transfer(
-    record: object, what: str, job: int, source: tuple[str, IndexLike], destination: tuple[str, IndexLike]
-) -> tuple[int, int]:
-    """Check and set a transfer's job and arrays; returns the largest element of each array."""
-    if type(job) is not int or job < 0:
-        raise RecordError(f"{what}: job is {job!r}; a job id is an int of at least 0")
-    object.__setattr__(record, "job", job)
-    arrays = [_index_array(values, f"{what} {job}: {name}") for name, values in (source, destination)]
-    names = (source[0], destination[0])
-    if len(arrays[0]) != len(arrays[1]):
-        pairs = ", ".join(f"{len(a)} in {name}" for name, a in zip(names, arrays, strict=True))
-        raise RecordError(f"{what} {job}: the arrays differ in length: {pairs}")
-    if not len(arrays[0]):
-        raise RecordError(f"{what} {job}: nothing to move; leave an empty {what} out")
-    in_order = arrays[1].copy()
-    in_order.sort()  # smallest and largest element, and whether one repeats, in one pass
-    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
-    if len(repeated):
-        raise RecordError(
-            f"{what} {job}: {names[1]} names {repeated[0]} twice; which copy would win is undefined, so name it once"
-        )
-    lowest, tops = (arrays[0].min(), in_order[0]), (int(arrays[0].max()), int(in_order[-1]))
-    for name, array, low in zip(names, arrays, lowest, strict=True):
-        if low < 0:
-            raise RecordError(f"{what} {job}: {name} holds {low}; an index is at least 0")
-        array.flags.writeable = False
-        object.__setattr__(record, name, array)
-    return tops
-
-
-def _same_fields(a: Load | Store, b: Load | Store) -> bool:
-    import numpy as np
-
-    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-
-
-def _index_array(values: IndexLike, name: str) -> IndexArray:
-    """An int64 copy, so that a caller who reuses its buffer cannot change a job in flight."""
-    import numpy as np
-
-    given = np.asarray(values)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise RecordError(f"{name} has shape {given.shape} and dtype {given.dtype}; a flat array of ints is needed")
-    return given.astype(np.int64, copy=True)

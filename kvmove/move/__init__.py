@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvmove.move.hostpool import HostPool
-from kvmove.move.layout import CacheLayout, Page
+from kvmove.move.layout import CacheLayout, Group
 from kvmove.move.mover import Mover
+from kvmove.move.pages import Page
 from kvmove.move.ticket import Ticket
 from kvmove.records import Load, Store
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CacheLayout", "HostPool", "Mover", "Page", "Ticket", "load_batch", "store_batch"]
+__all__ = ["CacheLayout", "Group", "HostPool", "Mover", "Page", "Ticket", "load_batch", "store_batch"]
 
 
 def load_batch(
@@ -27,12 +28,13 @@ def load_batch(
 ) -> Ticket:
     """Start bringing host blocks into GPU slots, and return at once.
 
-    Each load's first `len(src_blocks)` host blocks go to its `dst_slots`, block i to slot i, every page of them.
-    All expedited loads of the call share one launch. A load starts after what the current stream holds at the
-    time of the call, after stores that still read its slots, and after stores that still write its host blocks.
+    A load's host block `src_blocks[i]` goes to slot `dst_slots[i]`, every page of it; with several groups or chunks,
+    its parts say what goes where. All expedited loads of the call share one launch for each group. A load starts
+    after what the current stream holds at the time of the call, after stores that still read its slots, and after
+    stores that still write its host blocks.
 
     Args:
-        loads: any number of loads; index arrays are int64 (blocks,), on the host.
+        loads: any number of loads; index arrays are int64, on the host.
         after: start after this event instead of after the current stream, to overlap the previous step. The
             caller then vouches that nothing else on its stream touches the slots.
         path: `direct`, `staged`, `engine` or `reference` for this call; None leaves the choice to the mover.
@@ -42,8 +44,9 @@ def load_batch(
         A ticket: call `wait()` before the step's kernels are launched, and `check()` at its output sync.
 
     Raises:
-        Refused: a block or slot is out of range, a slot is written twice, a job id is in use, or the
-            named path does not work here; nothing moved.
+        Refused: a group, block, slot or place in a chunk is out of range, a part has not the host blocks that its
+            slots need, a slot is written twice, a job id is in use, or the named path does not work here; nothing
+            moved.
         MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
         MoverClosed: the mover is closed.
     """
@@ -59,16 +62,16 @@ def store_batch(
     that still write its slots, and after loads and stores that still use its host blocks.
 
     Args:
-        stores: any number of stores; index arrays are int64 (blocks,), on the host.
+        stores: any number of stores; index arrays are int64, on the host.
         after: start after this event instead of after the current stream.
         path: as for `load_batch`.
 
     Returns:
         A ticket: `wait()` lets the current stream wait, before it overwrites the slots.
-            `mover.wait_for_slots(slots)` does the same for chosen slots.
+            `mover.wait_for_slots(slots, group)` does the same for chosen slots.
 
     Raises:
-        Refused: a block or slot is out of range, a host block is written twice, or a job id is in use.
+        Refused: as for `load_batch`, where a host block (with chunks: a place in it) may be written once.
         MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
         MoverClosed: the mover is closed.
     """

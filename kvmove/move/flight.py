@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from kvmove.errors import MoverBusy, Refused
 from kvmove.move.hazards import Hazards
 from kvmove.move.indices import IndexRing, Span
+from kvmove.move.layout import Group
 from kvmove.move.queues import Mark, Queue, Queues
-from kvmove.move.submission import Batch, Index, Submission
+from kvmove.move.submission import Batch, Index, Indices, Submission
 from kvmove.records import JobKind, Result
 
 
@@ -20,9 +21,9 @@ class Flight:
         broken: None, or the CUDA error after which nothing can be launched.
     """
 
-    def __init__(self, hazards: Hazards, ring: IndexRing, queues: Queues, block_bytes: int) -> None:
+    def __init__(self, hazards: Hazards, ring: IndexRing, queues: Queues, groups: Sequence[Group]) -> None:
         self._hazards, self._ring, self._queues = hazards, ring, queues
-        self._block_bytes = block_bytes
+        self._groups = groups
         self._number = 0
         self._under_way: dict[int, Submission] = {}  # by number, so oldest first
         self._ended: list[Result] = []
@@ -39,17 +40,17 @@ class Flight:
         try:
             for batch in batches:
                 self._number += 1
-                made.append(Submission(self._number, kind, batch, self._take(self._number, batch)))
+                indices = Indices(batch.parts, self._groups)
+                made.append(Submission(self._number, kind, batch, indices, self._take(self._number, indices.arrays)))
         except Refused:
             for s in made:
                 self._ring.give_back(s.number)
             raise
         for s in made:
-            self.job_ids.update(job for job, _, _ in s.batch.jobs)
+            self.job_ids.update(job for job, _ in s.batch.jobs)
         return made
 
-    def _take(self, number: int, batch: Batch) -> Span:
-        arrays = batch.index_arrays()
+    def _take(self, number: int, arrays: list[Index]) -> Span:
         try:
             return self._ring.take(number, arrays)
         except MoverBusy:
@@ -66,7 +67,7 @@ class Flight:
         return self._marks(self._hazards.before_store(s.slots, s.blocks, oldest))
 
     def on_slots(self, slots: Index) -> list[Mark]:
-        """The marks of the submissions under way that read or write any of these slots."""
+        """The marks of the submissions under way that read or write any of these slots, counted over all groups."""
         return self._marks(self._hazards.on_slots(slots, self._oldest()))
 
     def _oldest(self) -> int:
@@ -125,7 +126,7 @@ class Flight:
         s.error = error
         self._under_way.pop(s.number, None)
         self._ring.give_back(s.number)
-        self._ended += s.results(self._block_bytes)
+        self._ended += s.results(self._groups)
         if s.mark is not None:
             self._queues.recycle(s.mark)
             s.mark = None

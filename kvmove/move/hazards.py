@@ -7,6 +7,9 @@
 A reader comes after the last writer of the same place; a writer comes after the last writer and after the
 readers since. Queues run in order, so one number a place and queue is enough: the last job there. Jobs are
 numbered from 1 in the order of their submission, and 0 is "none".
+
+Slots are counted over all groups (`Group.first_slot`). A host block is one place even where it holds a chunk: jobs on
+different places of it are ordered too, which costs little and keeps the memory small. An index may come up twice.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,18 @@ from kvmove.move.hostpool import HostMemory
 class Span:
     """A copy of `length` indices that stays as it is until the span is recycled."""
 
-    array: NDArray[np.int64]  # (length,), read by the reference path
+    array: NDArray[np.int64]  # (length,)
     address: int  # of the same numbers, as kernels see them
+
+
+class Pairs(NamedTuple):
+    """What one launch copies: the block at `positions[i]` of the pool and the one in slot `slots[i]`, of one group."""
+
+    group: int
+    positions: NDArray[np.int64]  # (blocks,), in units of the group's `unit_bytes`
+    slots: NDArray[np.int64]  # (blocks,)
+    positions_address: int  # of the same numbers, as kernels see them
+    slots_address: int
 
 
 class IndexRing:

@@ -1,114 +1,58 @@
-"""Where the pages of an engine's KV cache are: `CacheLayout` describes the engine's own tensors, without copying."""
+"""Where an engine's KV cache is: `CacheLayout` describes the engine's own tensors, without copying."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kvmove.errors import LayoutError
+from kvmove.move.pages import HOST_ALIGN_BYTES, Page, common_alignment, groups_that_share, page_starts
+from kvmove.transfers import Part
 
-# Host blocks start on multiples of this, so that a block's first page can be moved in the widest words.
-HOST_ALIGN_BYTES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One contiguous run of bytes of every block, in one tensor.
-
-    Slot s is at [address + s * slot_stride_bytes, ... + num_bytes); in a host block the page is at
-    [host_offset_bytes, host_offset_bytes + num_bytes).
-    """
-
-    tensor: int  # index in the list that `from_tensors` was given
-    address: int  # of slot 0
-    slot_stride_bytes: int
-    num_bytes: int
-    host_offset_bytes: int
+Index = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class CacheLayout:
-    """The pages of a paged KV cache, in the order in which a host block holds them.
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Tensors with one block table.
 
-    Keeps the tensors alive. Attributes:
-        pages: the pages of a block; a host block holds them back to back in this order.
-        num_slots: blocks that the cache has room for.
-        block_bytes: bytes of a block's pages together.
-        host_block_bytes: `block_bytes` rounded up to a multiple of 16, the distance of two host blocks.
+    A host block of the group holds a chunk: `blocks_per_chunk` blocks, each with its pages back to back in the order
+    of `pages`, beginning every `sub_bytes`. Positions in the host pool are counted in units of `unit_bytes`, so that
+    one number says where a block is: without chunks that is the number of its host block.
+
+    Attributes:
+        index: the group's number in the layout.
+        pages: the pages of a block.
+        num_slots: blocks of the group that the cache has room for.
+        block_bytes: bytes of a block's pages together; `sub_bytes` is that rounded up to a multiple of 16.
         align_bytes: the largest power of two, at most 16, that divides every address, stride, size and offset.
-        device: where the tensors are.
+        first_slot: where the group's slots begin when the slots of all groups are counted together. Groups that lie
+            in the same memory, slot by slot, have the same.
     """
 
-    tensors: tuple[torch.Tensor, ...]
+    index: int
     pages: tuple[Page, ...]
     num_slots: int
     block_bytes: int
-    host_block_bytes: int
+    sub_bytes: int
+    blocks_per_chunk: int
+    unit_bytes: int
     align_bytes: int
-    device: torch.device
-
-    @property
-    def num_pages(self) -> int:
-        return len(self.pages)
-
-    @classmethod
-    def from_tensors(cls, tensors: Sequence[torch.Tensor], *, block_dim: int) -> CacheLayout:
-        """Describe a cache of one or more tensors with one block table.
-
-        Args:
-            tensors: the engine's KV tensors, on one device, any dtype. Dimension `block_dim` counts slots and
-                has the same size in each. Of the others, those that together are one run of memory are a page;
-                the rest count pages. `(2, slots, tokens, heads, dim)` with `block_dim=1` has two pages a tensor
-                (K and V), `(slots, 2, tokens, heads, dim)` with `block_dim=0` has one, and a cross-layer
-                `(slots, layers, ...)` has one for all layers. Strides decide, so NHD and HND views both work.
-            block_dim: the dimension that counts slots.
-
-        Raises:
-            LayoutError: the tensors are on several devices, differ in slots, have a page that is not
-                contiguous, or have pages that overlap; the message names the tensor.
-        """
-        if not tensors:
-            raise LayoutError("no tensors: a cache has at least one")
-        devices = {t.device for t in tensors}
-        if len(devices) > 1:
-            raise LayoutError(f"the tensors are on {sorted(map(str, devices))}; a layout describes one device")
-        for i, t in enumerate(tensors):
-            if not 0 <= block_dim < t.dim():
-                raise LayoutError(f"tensor {i} of shape {tuple(t.shape)} has no dimension block_dim={block_dim}")
-        slots = [t.shape[block_dim] for t in tensors]
-        for i, n in enumerate(slots):
-            if n != slots[0]:
-                raise LayoutError(f"tensor {i} has {n} slots and tensor 0 has {slots[0]}; they share a block table")
-
-        pages: list[Page] = []
-        offset = 0
-        for i, t in enumerate(tensors):
-            starts, num_bytes = _page_starts(t, block_dim, i)
-            stride = t.stride(block_dim) * t.element_size()
-            for start in starts:
-                pages.append(Page(i, t.data_ptr() + start, stride, num_bytes, offset))
-                offset += num_bytes
-        _refuse_overlap(pages, slots[0])
-        host_block_bytes = -(-offset // HOST_ALIGN_BYTES) * HOST_ALIGN_BYTES
-        return cls(
-            tensors=tuple(tensors),
-            pages=tuple(pages),
-            num_slots=slots[0],
-            block_bytes=offset,
-            host_block_bytes=host_block_bytes,
-            align_bytes=_common_alignment(pages),
-            device=tensors[0].device,
-        )
+    first_slot: int
+    tensors: tuple[torch.Tensor, ...] = field(repr=False)  # all of the layout's
+    _units: tuple[int, int] = field(repr=False)  # from a host block to the next, from a place in it to the next
 
     def page_views(self) -> list[torch.Tensor]:
         """Each page as a uint8 view (slots, page bytes) of the engine's memory, in the order of `pages`."""
         views = []
         for page in self.pages:
-            storage = self.tensors[page.tensor].untyped_storage()
-            memory = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            tensor = self.tensors[page.tensor]
+            storage = tensor.untyped_storage()
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             views.append(
                 memory.as_strided(
                     (self.num_slots, page.num_bytes),
@@ -118,71 +62,196 @@ class CacheLayout:
             )
         return views
 
+    def positions(self, part: Part) -> Index:
+        """Where the part's blocks are in the pool, in units of `unit_bytes`: int64 (slots,)."""
+        if self.blocks_per_chunk == 1:
+            return part.blocks
+        chunk, place = np.divmod(part.first + np.arange(len(part.slots)), self.blocks_per_chunk)
+        chunk_units, place_units = self._units
+        positions: Index = part.blocks[chunk] * chunk_units + place * place_units
+        return positions
 
-def _page_starts(tensor: torch.Tensor, block_dim: int, index: int) -> tuple[list[int], int]:
-    """Byte offsets of slot 0's pages in the tensor, in the order of its dimensions, and the size of a page."""
-    dims = [(tensor.stride(d), d, tensor.shape[d]) for d in range(tensor.dim()) if d != block_dim]
-    if any(size == 0 for _, _, size in dims) or tensor.shape[block_dim] == 0:
-        raise LayoutError(f"tensor {index} of shape {tuple(tensor.shape)} is empty")
-    # From the innermost dimension outwards: a dimension belongs to the page while it continues the run.
-    run, outer = 1, []
-    for stride, dim, size in sorted(d for d in dims if d[2] > 1):
-        if stride == run:
-            run *= size
-        else:
-            outer.append(dim)
-    if run == 1 and any(dim > block_dim for dim in outer):
-        raise LayoutError(
-            f"tensor {index} of shape {tuple(tensor.shape)} and strides {tensor.stride()} has no contiguous page: "
-            f"no dimension after block_dim={block_dim} has stride 1; pass the tensor as the engine allocated it"
-        )
-    starts = np.zeros(1, dtype=np.int64)
-    for dim in sorted(outer):
-        starts = (starts[:, None] + np.arange(tensor.shape[dim]) * tensor.stride(dim)).reshape(-1)
-    item = tensor.element_size()
-    return [int(s) * item for s in starts], run * item
+    def chunks_and_places(self, positions: Index) -> tuple[Index, Index]:
+        """Host blocks and places in them, from positions."""
+        chunk, rest = np.divmod(positions, self._units[0])
+        return chunk, rest // self._units[1]
 
 
-def _refuse_overlap(pages: list[Page], num_slots: int) -> None:
-    """Refuse pages that share a byte: a copy of one would change the other."""
-    extents = sorted(
-        (p.address, p.address + (num_slots - 1) * p.slot_stride_bytes + p.num_bytes, i) for i, p in enumerate(pages)
-    )
-    for i, page in enumerate(pages):
-        if num_slots > 1 and page.slot_stride_bytes < page.num_bytes:
-            raise LayoutError(
-                f"the slots of tensor {page.tensor} overlap: page {i} has {page.num_bytes} bytes "
-                f"and the next slot begins after {page.slot_stride_bytes}"
-            )
-    # Only pages whose extents meet can overlap. K and V of (slots, 2, ...) interleave without overlapping.
-    open_pages: list[tuple[int, int]] = []  # (end of extent, page)
-    for start, end, i in extents:
-        open_pages = [(e, j) for e, j in open_pages if e > start]
-        for _, j in open_pages:
-            if _share_a_byte(pages[j], pages[i], num_slots):
-                a, b = sorted((i, j))
-                raise LayoutError(
-                    f"page {a} (tensor {pages[a].tensor}) and page {b} (tensor {pages[b].tensor}) overlap in memory; "
-                    "pass each tensor once, and views that do not share bytes"
+@dataclass(frozen=True, eq=False)
+class CacheLayout:
+    """A paged KV cache: one group of tensors for each of the engine's block tables.
+
+    Keeps the tensors alive. Attributes:
+        groups: the groups, in the order given. A layout of one group has that group's `pages`, `num_pages`,
+            `num_slots`, `block_bytes`, `align_bytes` and `page_views()` as its own; with several, these raise.
+        host_block_bytes: the largest chunk of a group, a multiple of 16: the distance of two host blocks.
+        slots_together: the slots of all groups, those of groups in the same memory counted once.
+        device: where the tensors are.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    groups: tuple[Group, ...]
+    host_block_bytes: int
+    slots_together: int
+    device: torch.device
+
+    @classmethod
+    def from_tensors(
+        cls,
+        tensors: Sequence[torch.Tensor],
+        *,
+        block_dim: int | Sequence[int],
+        groups: Sequence[Sequence[int]] | None = None,
+        blocks_per_chunk: int | Sequence[int] = 1,
+    ) -> CacheLayout:
+        """Describe the tensors of a cache.
+
+        Args:
+            tensors: the engine's KV tensors, on one device, any dtype. Dimension `block_dim` counts slots. Of the
+                others, those that together are one run of memory are a page; the rest count pages.
+                `(2, slots, tokens, heads, dim)` with `block_dim=1` has two pages a tensor (K and V),
+                `(slots, 2, tokens, heads, dim)` with `block_dim=0` has one, and a cross-layer
+                `(slots, layers, ...)` has one for all layers. Strides decide, so NHD and HND views both work.
+            block_dim: the dimension that counts slots, in every tensor or one for each.
+            groups: for each block table, the indices of its tensors, which have the same number of slots; every
+                tensor is in a group. None: one group of all. Groups may lie in the same memory, with the same tensor
+                or with views of it, where a slot's bytes are the same in each: engines with one free list of
+                blocks do that. Such groups count as one wherever an order is kept or a slot may be written once.
+            blocks_per_chunk: how many blocks a host block holds, in every group or one number for each.
+
+        Raises:
+            LayoutError: the tensors are on several devices, differ in slots within a group, are in no group, have
+                a page that is not contiguous, or have pages that overlap; the message names the tensor.
+        """
+        if not tensors:
+            raise LayoutError("no tensors: a cache has at least one")
+        devices = {t.device for t in tensors}
+        if len(devices) > 1:
+            raise LayoutError(f"the tensors are on {sorted(map(str, devices))}; a layout describes one device")
+        members = _members(groups, len(tensors))
+        dims = _one_each(block_dim, len(tensors), "block_dim", "tensors")
+        per_chunk = _one_each(blocks_per_chunk, len(members), "blocks_per_chunk", "groups")
+        for i, t in enumerate(tensors):
+            if not 0 <= dims[i] < t.dim():
+                raise LayoutError(f"tensor {i} of shape {tuple(t.shape)} has no dimension block_dim={dims[i]}")
+        for g, k in enumerate(per_chunk):
+            if k < 1:
+                raise LayoutError(f"blocks_per_chunk is {k} for group {g}; a host block holds at least one block")
+
+        pages = [_pages_of(tensors, dims, own) for own in members]
+        num_slots = [tensors[own[0]].shape[dims[own[0]]] for own in members]
+        first_slots, slots_together = _slots_side_by_side(num_slots, groups_that_share(pages, num_slots))
+        block_bytes = [sum(p.num_bytes for p in own) for own in pages]
+        sub_bytes = [-(-n // HOST_ALIGN_BYTES) * HOST_ALIGN_BYTES for n in block_bytes]
+        host_block_bytes = max(n * k for n, k in zip(sub_bytes, per_chunk, strict=True))
+        made = []
+        for g, own in enumerate(pages):
+            # Without chunks every position is a host block. With them, the largest unit that divides both distances.
+            unit = host_block_bytes if per_chunk[g] == 1 else int(np.gcd(host_block_bytes, sub_bytes[g]))
+            made.append(
+                Group(
+                    index=g,
+                    pages=tuple(own),
+                    num_slots=num_slots[g],
+                    block_bytes=block_bytes[g],
+                    sub_bytes=sub_bytes[g],
+                    blocks_per_chunk=per_chunk[g],
+                    unit_bytes=unit,
+                    align_bytes=common_alignment(own),
+                    first_slot=first_slots[g],
+                    tensors=tuple(tensors),
+                    _units=(host_block_bytes // unit, max(1, sub_bytes[g] // unit)),
                 )
-        open_pages.append((end, i))
+            )
+        return cls(tuple(tensors), tuple(made), host_block_bytes, slots_together, tensors[0].device)
+
+    @property
+    def pages(self) -> tuple[Page, ...]:
+        return self._only_group("pages").pages
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._only_group("num_pages").pages)
+
+    @property
+    def num_slots(self) -> int:
+        return self._only_group("num_slots").num_slots
+
+    @property
+    def block_bytes(self) -> int:
+        return self._only_group("block_bytes").block_bytes
+
+    @property
+    def align_bytes(self) -> int:
+        return self._only_group("align_bytes").align_bytes
+
+    def page_views(self) -> list[torch.Tensor]:
+        """`Group.page_views` of the only group."""
+        return self._only_group("page_views()").page_views()
+
+    def _only_group(self, name: str) -> Group:
+        if len(self.groups) > 1:
+            raise LayoutError(f"this layout has {len(self.groups)} groups; say which: layout.groups[i].{name}")
+        return self.groups[0]
 
 
-def _share_a_byte(first: Page, second: Page, num_slots: int) -> bool:
-    """Whether any slot of `second`, which begins no earlier, meets any slot of `first`."""
-    slots = np.arange(num_slots, dtype=np.int64)
-    starts = second.address + slots * second.slot_stride_bytes - first.address
-    # The slot of `first` that begins at or before each start, and the next one: no other can meet it.
-    stride = max(first.slot_stride_bytes, 1)
-    before = np.clip(starts // stride, 0, num_slots - 1)
-    after = np.clip(before + 1, 0, num_slots - 1)
-    meets = (starts < before * stride + first.num_bytes) & (starts + second.num_bytes > before * stride)
-    meets |= (starts < after * stride + first.num_bytes) & (starts + second.num_bytes > after * stride)
-    return bool(meets.any())
+def _members(groups: Sequence[Sequence[int]] | None, num_tensors: int) -> list[list[int]]:
+    """The tensors of each group."""
+    if groups is None:
+        return [list(range(num_tensors))]
+    members = [[int(i) for i in own] for own in groups]
+    if not members:
+        raise LayoutError("no groups: a cache has at least one")
+    for g, own in enumerate(members):
+        if not own:
+            raise LayoutError(f"group {g} has no tensors; leave it out")
+        for i in own:
+            if not 0 <= i < num_tensors:
+                raise LayoutError(f"group {g} names tensor {i}, outside [0, {num_tensors})")
+    for i in sorted(set(range(num_tensors)).difference(*members)):
+        raise LayoutError(f"tensor {i} is in no group, so it would never be moved; leave it out, or put it into one")
+    return members
 
 
-def _common_alignment(pages: list[Page]) -> int:
-    bits = HOST_ALIGN_BYTES
-    for p in pages:
-        bits |= p.address | p.slot_stride_bytes | p.num_bytes | p.host_offset_bytes
-    return bits & -bits
+def _one_each(value: int | Sequence[int], count: int, name: str, what: str) -> list[int]:
+    """`value` for each of `count` things, whether it was given once or for each."""
+    if isinstance(value, int):
+        return [value] * count
+    values = [int(v) for v in value]
+    if len(values) != count:
+        raise LayoutError(f"{len(values)} values of {name} for {count} {what}; give one, or one for each")
+    return values
+
+
+def _pages_of(tensors: Sequence[torch.Tensor], dims: Sequence[int], own: Sequence[int]) -> list[Page]:
+    """The pages of a group's tensors, in the order in which a host block holds them."""
+    pages: list[Page] = []
+    offset, first = 0, own[0]
+    for i in own:
+        t, dim = tensors[i], dims[i]
+        if t.shape[dim] != tensors[first].shape[dims[first]]:
+            raise LayoutError(
+                f"tensor {i} has {t.shape[dim]} slots and tensor {first} has {tensors[first].shape[dims[first]]}; "
+                "they share a block table"
+            )
+        starts, num_bytes = page_starts(t, dim, i)
+        stride = t.stride(dim) * t.element_size()
+        for start in starts:
+            pages.append(Page(i, t.data_ptr() + start, stride, num_bytes, offset))
+            offset += num_bytes
+    return pages
+
+
+def _slots_side_by_side(num_slots: Sequence[int], shared: set[tuple[int, int]]) -> tuple[list[int], int]:
+    """Where each group's slots begin when all are counted together, and how many there are then."""
+    home = list(range(len(num_slots)))  # the first of the groups in the same memory
+    for a, b in sorted(shared):
+        low, high = sorted((home[a], home[b]))
+        home = [low if h == high else h for h in home]
+    begins: dict[int, int] = {}
+    total = 0
+    for group, count in enumerate(num_slots):
+        if home[group] == group:
+            begins[group] = total
+            total += count
+    return [begins[h] for h in home], total

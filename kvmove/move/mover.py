@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvmove.errors import MoverClosed, Refused
-from kvmove.move.checks import UniqueCheck, refuse_bad_jobs, refuse_out_of_range
+from kvmove.move.checks import UniqueCheck, refuse_bad_jobs, refuse_bad_parts, refuse_out_of_range
 from kvmove.move.feeder import Pieces
 from kvmove.move.flight import Flight
 from kvmove.move.hazards import Hazards
@@ -63,8 +64,8 @@ class Mover:
         Args:
             path: `direct`, `staged`, `engine` or `reference`, for every job. None chooses for each by a measured
                 table, among the paths that work on this machine.
-            index_capacity: indices (two a block) of all jobs in flight together. By default enough for twice
-                the cache, or for the cache once where twice would be more than a million; at least 65,536.
+            index_capacity: indices (two a block) of all jobs in flight together. By default enough for all slots of
+                the cache twice, or once where twice would be more than a million; at least 65,536.
             queues: where the copies run; None takes the device's own. Tests pass slow ones.
 
         Raises:
@@ -83,11 +84,11 @@ class Mover:
         self._paths = Paths(layout, pool, path)
         self._queues = queues or queues_for(layout.device)
         self._programs = dict(DEFAULT_PROGRAMS)
-        capacity = index_capacity or max(2 * layout.num_slots, min(4 * layout.num_slots, 1 << 20), 1 << 16)
+        slots = layout.slots_together
+        capacity = index_capacity or max(2 * slots, min(4 * slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
-        hazards = Hazards(layout.num_slots, pool.num_blocks)
-        self._flight = Flight(hazards, self._ring, self._queues, layout.block_bytes)
-        self._unique = UniqueCheck(max(layout.num_slots, pool.num_blocks))
+        self._flight = Flight(Hazards(slots, pool.num_blocks), self._ring, self._queues, layout.groups)
+        self._unique = UniqueCheck(layout.groups, slots, pool.num_blocks)
         self._closed: str | None = None  # why
         self._lock = threading.RLock()
         pool.hold(self)
@@ -115,13 +116,10 @@ class Mover:
         with self._lock:
             self._refuse_closed()
             refuse_bad_jobs(Load, loads, self._flight.job_ids)
-            for x in loads:
-                if x.top_block >= self.pool.num_blocks or x.top_slot >= self.layout.num_slots:
-                    refuse_out_of_range(f"load {x.job}", "host block", x.src_blocks, self.pool.num_blocks)
-                    refuse_out_of_range(f"load {x.job}", "slot", x.dst_slots, self.layout.num_slots)
-            self._unique.refuse_repeated("slot", [(x.job, x.dst_slots) for x in loads])
+            refuse_bad_parts("load", loads, self.layout.groups, self.pool.num_blocks)
+            self._unique.refuse_repeated_slots(loads)
             # All expedited loads go in one launch; bulk loads apart, so that each is reported when it is done.
-            jobs = {lane: [(x.job, x.src_blocks, x.dst_slots) for x in loads if x.lane is lane] for lane in Lane}
+            jobs = {lane: [(x.job, x.parts) for x in loads if x.lane is lane] for lane in Lane}
             batches = [self._batch(Lane.BULK, Queue.BULK, (job,), path) for job in jobs[Lane.BULK]]
             if jobs[Lane.EXPEDITED]:
                 batches.insert(0, self._batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(jobs[Lane.EXPEDITED]), path))
@@ -134,19 +132,16 @@ class Mover:
         with self._lock:
             self._refuse_closed()
             refuse_bad_jobs(Store, stores, self._flight.job_ids)
-            for x in stores:
-                if x.top_slot >= self.layout.num_slots or x.top_block >= self.pool.num_blocks:
-                    refuse_out_of_range(f"store {x.job}", "slot", x.src_slots, self.layout.num_slots)
-                    refuse_out_of_range(f"store {x.job}", "host block", x.dst_blocks, self.pool.num_blocks)
-            self._unique.refuse_repeated("host block", [(x.job, x.dst_blocks) for x in stores])
-            jobs = [((x.job, x.dst_blocks, x.src_slots),) for x in stores]
+            refuse_bad_parts("store", stores, self.layout.groups, self.pool.num_blocks)
+            self._unique.refuse_repeated_places(stores)
+            jobs = [((x.job, x.parts),) for x in stores]
             made = self._submit(JobKind.STORE, [self._batch(Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
 
     def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
-        count = sum(len(blocks) for _, blocks, _ in jobs)
-        path = self._paths.choose(lane, count) if name is None else self._paths.named(name)
-        return Batch(lane, _FED.get(queue, queue) if path.in_pieces else queue, path, jobs)
+        parts = [part for _, of_job in jobs for part in of_job]
+        path = self._paths.choose(lane, parts) if name is None else self._paths.named(name)
+        return Batch(lane, _FED.get(queue, queue) if path.in_pieces else queue, path, jobs, parts)
 
     def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
         """Launch each batch after the engine's stream, or after the event `after`."""
@@ -156,30 +151,41 @@ class Mover:
             try:
                 mark = self._queues.submit(s.batch.queue, [engine, *self._flight.before(s)], partial(self._copy, s))
             except Exception as error:
-                # A launch that was refused: nothing was moved. Its jobs fail, the mover stays usable.
+                # A launch that was refused. Its jobs fail, the mover stays usable.
+                if len(s.pairs) > 1:
+                    self._settle(s.batch.queue)
                 self._flight.failed(s, f"could not be launched ({error})")
             else:
                 self._flight.launched(s, mark)
         return made
 
+    def _settle(self, queue: Queue) -> None:
+        """Block until the queue is empty: of several launches, those before a refused one still read their indices."""
+        with suppress(RuntimeError):  # a device that is broken says so again where it is asked what has ended
+            self._queues.submit(queue, (), lambda stream: None).synchronize()
+
     def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> Pieces | None:
         move = s.batch.path.load if s.kind is JobKind.LOAD else s.batch.path.store
-        return move(s.span, s.count, self._programs[s.batch.queue], stream)
+        return move(s.pairs, self._programs[s.batch.queue], stream)
 
-    def wait_for_slots(self, slots: ArrayLike) -> None:
-        """Let the current stream wait for every job in flight that reads or writes these slots.
+    def wait_for_slots(self, slots: ArrayLike, group: int = 0) -> None:
+        """Let the current stream wait for every job in flight that reads or writes these slots of a group.
 
         The engine calls it before it rewrites slots that may still be stored or loaded. Does not block the host.
+        Jobs of groups that lie in the same memory are waited for too.
 
         Raises:
-            Refused: a slot is out of range.
+            Refused: there is no such group, or a slot is out of range.
         """
         indices = np.asarray(slots, dtype=np.int64).reshape(-1)
+        if not 0 <= group < len(self.layout.groups):
+            raise Refused(f"wait_for_slots: there is no group {group}; the cache has {len(self.layout.groups)}")
         if not len(indices):
             return
-        refuse_out_of_range("wait_for_slots", "slot", indices, self.layout.num_slots)
+        of = self.layout.groups[group]
+        refuse_out_of_range("wait_for_slots", "slot", indices, of.num_slots)
         with self._lock:
-            for mark in self._flight.on_slots(indices):
+            for mark in self._flight.on_slots(indices + of.first_slot):
                 self._queues.wait(mark)
 
     def wait_for(self, submission: Submission) -> None:

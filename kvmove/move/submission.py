@@ -2,32 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvmove.move.indices import Span
+from kvmove.move.indices import Pairs, Span
+from kvmove.move.layout import Group
 from kvmove.move.paths import Path
 from kvmove.move.queues import Mark, Queue
-from kvmove.records import JobKind, Lane, Result
+from kvmove.records import JobKind, Lane, Part, Result
 
 Index = NDArray[np.int64]
-Job = tuple[int, Index, Index]  # job id, host blocks, slots
+Job = tuple[int, tuple[Part, ...]]  # job id, what it moves
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """What one launch is to move, and how, before it has a number."""
+    """What one submission is to move, and how, before it has a number."""
 
     lane: Lane
     queue: Queue
     path: Path
     jobs: tuple[Job, ...]
+    parts: list[Part]  # of all jobs
 
-    def index_arrays(self) -> list[Index]:
-        """Host blocks of all jobs, then slots of all jobs: the order in which paths read them."""
-        return [blocks for _, blocks, _ in self.jobs] + [slots for _, _, slots in self.jobs]
+
+class Indices:
+    """The numbers that a batch's launches read, and those that order it among others.
+
+    Attributes:
+        arrays: for each group its positions in the pool, of all parts, and then its slots: what the ring keeps.
+        blocks, slots: host blocks, and slots counted over all groups; None where `arrays` are these already.
+    """
+
+    __slots__ = ("_counts", "arrays", "blocks", "slots")
+
+    def __init__(self, parts: Sequence[Part], groups: Sequence[Group]) -> None:
+        self.blocks: Index | None = None
+        self.slots: Index | None = None
+        self._counts: list[tuple[int, int]] = []  # (group, blocks)
+        if len(groups) == 1 and groups[0].blocks_per_chunk == 1:
+            self.arrays = [p.blocks for p in parts] + [p.slots for p in parts]
+            return
+        by_group: dict[int, list[Part]] = {}
+        for part in parts:
+            by_group.setdefault(part.group, []).append(part)
+        self.arrays = []
+        for number, own in sorted(by_group.items()):
+            self.arrays += [groups[number].positions(p) for p in own] + [p.slots for p in own]
+            self._counts.append((number, sum(len(p.slots) for p in own)))
+        self.blocks = np.concatenate([p.blocks for p in parts])
+        self.slots = np.concatenate([p.slots + groups[p.group].first_slot for p in parts])
+
+    def pairs(self, span: Span) -> list[Pairs]:
+        """The copy of `arrays` in a span, as paths are given it: one launch for each."""
+        begin, made = 0, []
+        for group, count in self._counts or [(0, len(span.array) // 2)]:
+            middle, end = begin + count, begin + 2 * count
+            at = span.address + 8 * begin
+            made.append(Pairs(group, span.array[begin:middle], span.array[middle:end], at, at + 8 * count))
+            begin = end
+        return made
 
 
 @dataclass(slots=True)
@@ -42,18 +79,22 @@ class Submission:
     number: int  # counts submissions from 1
     kind: JobKind
     batch: Batch
+    indices: Indices
     span: Span
     mark: Mark | None = None
     error: str | None = None
-    count: int = field(init=False)  # blocks of all its jobs
-    blocks: Index = field(init=False)  # their host blocks
-    slots: Index = field(init=False)  # their slots
+    pairs: list[Pairs] = field(init=False)  # what paths are given, by group
+    blocks: Index = field(init=False)  # the host blocks it touches, each at least once
+    slots: Index = field(init=False)  # the slots it touches, counted over all groups
 
     def __post_init__(self) -> None:
-        self.count = len(self.span.array) // 2
-        self.blocks, self.slots = self.span.array[: self.count], self.span.array[self.count :]
+        self.pairs = self.indices.pairs(self.span)
+        # Without groups and chunks, what the paths are given says it all.
+        only = self.pairs[0]
+        self.blocks = only.positions if self.indices.blocks is None else self.indices.blocks
+        self.slots = only.slots if self.indices.slots is None else self.indices.slots
 
-    def results(self, block_bytes: int) -> list[Result]:
+    def results(self, groups: Sequence[Group]) -> list[Result]:
         """How each of its jobs ended."""
         ok = self.error is None
         elapsed_ns = self.mark.elapsed_ns() if ok and self.mark is not None else None
@@ -63,10 +104,10 @@ class Submission:
                 kind=self.kind,
                 path=self.batch.path.name,
                 lane=self.batch.lane,
-                blocks=len(blocks),
-                bytes=len(blocks) * block_bytes if ok else 0,
+                blocks=sum(len(p.slots) for p in parts),
+                bytes=sum(len(p.slots) * groups[p.group].block_bytes for p in parts) if ok else 0,
                 elapsed_ns=elapsed_ns,
                 error=self.error,
             )
-            for job, blocks, _ in self.batch.jobs
+            for job, parts in self.batch.jobs
         ]

@@ -61,7 +61,7 @@ class Ticket:
     @staticmethod
     def _raise_if_failed(submission: Submission) -> None:
         if submission.error is not None:
-            jobs = [job for job, _, _ in submission.batch.jobs]
+            jobs = [job for job, _ in submission.batch.jobs]
             raise MoveFailed(
                 f"{submission.kind} {', '.join(map(str, jobs))} failed: {submission.error}; "
                 "its destination does not hold the blocks: compute them again, or forget the stored keys",

@@ -14,7 +14,7 @@ from kvmove.schedule.policy import BoundPolicy, HitPolicy, checked_budget
 from kvmove.schedule.statistics import Counters, Statistics
 
 if TYPE_CHECKING:
-    from kvmove.records import IndexLike
+    from kvmove.transfers import IndexLike
 
 
 class StepScheduler:

@@ -11,7 +11,7 @@ from kvmove.tier.eviction import EVICTION_POLICIES
 from kvmove.tier.records import StoreGrant, TierStatistics
 
 if TYPE_CHECKING:
-    from kvmove.records import IndexArray
+    from kvmove.transfers import IndexArray
 
 MAX_BLOCKS = 1 << 31  # block numbers and the eviction order's links fit 32 bits with room for an anchor
 

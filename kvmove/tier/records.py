@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvmove.records import IndexArray
+    from kvmove.transfers import IndexArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -91,8 +91,9 @@ def test_a_path_that_copies_wrongly_is_not_measured(tiny: Plan, broken: str, mon
     """Its rows are missing, the failure names it, and the other paths keep their rows."""
     right = getattr(StagedPath, broken)
 
-    def one_block_short(self: Any, span: Any, count: int, programs: int, stream: Any) -> None:
-        right(self, span, count - 1, programs, stream)
+    def one_block_short(self: Any, pairs: Any, programs: int, stream: Any) -> Any:
+        short = [p._replace(positions=p.positions[:-1], slots=p.slots[:-1]) for p in pairs]
+        return right(self, short, programs, stream)
 
     monkeypatch.setattr(StagedPath, broken, one_block_short)
     rows, failures = measured(tiny, "bandwidth")
@@ -117,11 +118,10 @@ def test_a_copy_that_writes_elsewhere_is_found(where: str, monkeypatch: pytest.M
         kind = "load" if where == "untouched slot" else "store"
         right = getattr(DirectPath, kind)
 
-        def stray(self: Any, span: Any, count: int, programs: int, stream: Any) -> None:
-            right(self, span, count, programs, stream)
-            at = (
-                set(range(9)) - set(span.array[count:].tolist() if kind == "load" else span.array[:count].tolist())
-            ).pop()
+        def stray(self: Any, pairs: Any, programs: int, stream: Any) -> None:
+            right(self, pairs, programs, stream)
+            (own,) = pairs
+            at = (set(range(9)) - set((own.slots if kind == "load" else own.positions).tolist())).pop()
             if kind == "load":
                 bench.layout.page_views()[2][at, 5] ^= 1
             else:

@@ -24,7 +24,7 @@ def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(
 ) -> None:
     """Every engine read sees, and cache and pool end with, what running the history one by one gives."""
     # Chunks of two blocks: most staged jobs have many pieces, which other jobs overtake or have to wait for.
-    monkeypatch.setitem(paths._MAKERS, "staged", partial(StagedPath, ring_bytes=8 << 20, chunk_bytes=2 << 20))
+    monkeypatch.setitem(paths._MAKERS, "staged", partial(StagedPath, ring_bytes=8 << 20, section_bytes=2 << 20))
     rng = np.random.default_rng(seed)
     tensors = [torch.zeros(2, SLOTS, WORDS, dtype=torch.int64, device="cuda") for _ in range(4)]
     layout = CacheLayout.from_tensors(tensors, block_dim=1)

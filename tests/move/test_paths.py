@@ -12,21 +12,22 @@ from hypothesis import strategies as st
 
 from kvmove import CacheLayout, HostPool, Lane, Load, Mover, load_batch
 from kvmove.move import paths
+from kvmove.move.indices import Pairs
 from kvmove.move.paths.staged import StagedPath
 from kvmove.move.runs import copy_runs, merge_runs
 from kvmove.testing.copies import check_load, check_store, randomize
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("columns", "chunk_blocks", "chunks"), [(64, 1, 2), (64, 3, 2), (41, 2, 3)])
+@pytest.mark.parametrize(("columns", "section_blocks", "sections"), [(64, 1, 2), (64, 3, 2), (41, 2, 3)])
 def test_a_copy_through_many_turns_of_a_small_ring_is_exact(
-    columns: int, chunk_blocks: int, chunks: int, device: str, monkeypatch: pytest.MonkeyPatch
+    columns: int, section_blocks: int, sections: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chunks are used again only when they are free, the last one is part full, and padding is not touched."""
+    """Sections are used again only when they are free, the last one is part full, and padding is not touched."""
     tensors = [torch.zeros(2, 23, columns, dtype=torch.uint8, device=device) for _ in range(3)]
     layout = CacheLayout.from_tensors(tensors, block_dim=1)
-    chunk_bytes = chunk_blocks * layout.host_block_bytes
-    small = partial(StagedPath, ring_bytes=chunks * chunk_bytes, chunk_bytes=chunk_bytes)
+    section_bytes = section_blocks * layout.host_block_bytes
+    small = partial(StagedPath, ring_bytes=sections * section_bytes, section_bytes=section_bytes)
     monkeypatch.setitem(paths._MAKERS, "staged", small)
     with HostPool.for_layout(layout, 29) as pool, Mover(layout, pool, path="staged") as mover:
         randomize(layout, pool, columns)
@@ -85,10 +86,10 @@ def test_neighbouring_blocks_of_a_one_page_cache_are_one_run() -> None:
     with HostPool.for_layout(layout, 8) as pool:
         engine = paths.EnginePath(layout, pool)
         blocks, slots = np.array([2, 3, 4, 6]), np.array([0, 1, 2, 3])
-        span = paths.Span(np.concatenate([blocks, slots]), 0)
-        assert engine._runs(span, 4)[2].tolist() == [192, 64]
+        pairs = Pairs(0, blocks, slots, 0, 0)
+        assert engine._runs(pairs)[2].tolist() == [192, 64]
         pool.piece_ends = np.array([pool.address + 3 * 64, pool.address + 8 * 64])
-        assert engine._runs(span, 4)[2].tolist() == [64, 128, 64]
+        assert engine._runs(pairs)[2].tolist() == [64, 128, 64]
 
 
 def test_a_call_may_name_its_path_and_the_result_says_which_it_was() -> None:

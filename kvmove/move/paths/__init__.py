@@ -1,6 +1,6 @@
 """How bytes cross: one file a path, and the choice between them.
 
-A path gets indices that were checked: `span.array[:count]` are host blocks, `span.array[count:]` the slots they go to
+A path gets `Pairs` that were checked, one for each group: where blocks are in the host pool, and the slots they go to
 or come from. It queues its work on the given stream (None on a machine without CUDA: it runs at once) and returns;
 what the work has to wait for is on that stream already, and its end is where the stream is afterwards.
 """
@@ -8,7 +8,7 @@ what the work has to wait for is on that stream already, and its end is where th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,13 +16,13 @@ import torch
 from kvmove.errors import Refused
 from kvmove.move.feeder import Pieces
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Span
+from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout
 from kvmove.move.paths.direct import DirectPath
 from kvmove.move.paths.engine import EnginePath
 from kvmove.move.paths.reference import ReferencePath
 from kvmove.move.paths.staged import StagedPath
-from kvmove.records import Lane
+from kvmove.records import Lane, Part
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class Path(Protocol):
     def in_pieces(self) -> bool:
         """Whether `load` and `store` yield after each of many pieces; otherwise they queue all at once."""
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
         """Host blocks to slots, by at most `programs` kernel programs."""
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
         """Slots to host blocks, by at most `programs` kernel programs."""
 
 
@@ -52,7 +52,8 @@ _MAKERS: dict[str, Callable[[CacheLayout, HostPool], Path]] = {
 }
 
 # From where on the copy engine's higher rate outweighs the staged path's extra hop and calls, measured on an H200: with
-# fewer bytes the pipeline is mostly start and end, with smaller blocks a descriptor of the copy engine costs too much.
+# fewer bytes the pipeline is mostly start and end, with smaller host blocks a descriptor of the copy engine costs too
+# much.
 STAGED_FROM_BYTES = 96 << 20
 STAGED_BLOCK_BYTES = 1 << 20
 # A page from which on a descriptor of the copy engine costs less than its bytes take.
@@ -69,6 +70,9 @@ class Paths:
             Refused: there is no such path, or it does not work on this machine; naming one never falls back.
         """
         self._layout, self._pool = layout, pool
+        self._of_large_pages = {
+            g.index for g in layout.groups if len(g.pages) == 1 and g.block_bytes >= ENGINE_PAGE_BYTES
+        }
         self._made: dict[str, Path] = {}
         self._always = self.named(always) if always is not None else self._only_choice()
         if self._always is None:
@@ -105,14 +109,15 @@ class Paths:
             self._made[name] = _MAKERS[name](self._layout, self._pool)
         return self._made[name]
 
-    def choose(self, lane: Lane, count: int) -> Path:
-        """The path for a job of `count` blocks in a lane."""
+    def choose(self, lane: Lane, parts: Sequence[Part]) -> Path:
+        """The path for a job of these parts in a lane."""
         if self._always is not None:
             return self._always
-        block_bytes = self._layout.block_bytes
-        if self._layout.num_pages == 1 and block_bytes >= ENGINE_PAGE_BYTES:
+        if self._of_large_pages and all(p.group in self._of_large_pages for p in parts):
             return self._made["engine"]
-        large = block_bytes >= STAGED_BLOCK_BYTES and count * block_bytes >= STAGED_FROM_BYTES
-        if lane is Lane.BULK and large:
-            return self._made["staged"]
+        if lane is Lane.BULK:
+            total = sum(len(p.slots) * self._layout.groups[p.group].block_bytes for p in parts)
+            # Consecutive places of a host block are one run for the copy engine, so it is runs that count.
+            if total >= STAGED_FROM_BYTES and total >= STAGED_BLOCK_BYTES * sum(len(p.blocks) for p in parts):
+                return self._made["staged"]
         return self._made["direct"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,34 +11,34 @@ from numpy.typing import NDArray
 
 from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Span
-from kvmove.move.layout import CacheLayout
+from kvmove.move.indices import Pairs
+from kvmove.move.layout import CacheLayout, Group
 
 
 class PageKernels:
-    """The gather and scatter kernels between one cache and one run of equal blocks, in host or in GPU memory.
+    """The gather and scatter kernels between one group's slots and blocks in host or GPU memory.
 
     Args:
-        blocks_base: address of block 0 as kernels see it; the next is `layout.host_block_bytes` further.
+        blocks_base: address of position 0 as kernels see it; `unit_bytes`: how much further position 1 is.
 
     Raises:
-        Refused: Triton cannot run kernels on the layout's device in this process.
+        Refused: Triton cannot run kernels on the device in this process.
     """
 
-    def __init__(self, layout: CacheLayout, blocks_base: int) -> None:
+    def __init__(self, group: Group, blocks_base: int, unit_bytes: int, device: torch.device) -> None:
         from kvmove.kernels import pages as kernel
 
-        if layout.device.type == "cpu" and not kernel.INTERPRETED:
+        if device.type == "cpu" and not kernel.INTERPRETED:
             raise Refused("kernels need a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
-        if layout.device.type == "cuda" and kernel.INTERPRETED:
+        if device.type == "cuda" and kernel.INTERPRETED:
             raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
         self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
-        tile = kernel.TileShape.for_pages(layout.align_bytes, max(p.num_bytes for p in layout.pages))
-        table = _segment_table(layout, tile.row_bytes, tile.word_bytes)
-        self._table = torch.from_numpy(table).to(layout.device)
+        tile = kernel.TileShape.for_pages(group.align_bytes, max(p.num_bytes for p in group.pages))
+        table = _segment_table(group, tile.row_bytes, tile.word_bytes)
+        self._table = torch.from_numpy(table).to(device)
         self._copy = kernel.PageCopy(
             host_address=blocks_base,
-            host_block_bytes=layout.host_block_bytes,
+            host_block_bytes=unit_bytes,
             table_address=self._table.data_ptr(),
             num_segments=table.shape[1],
             tile=tile,
@@ -47,7 +48,7 @@ class PageKernels:
     def gather(
         self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
     ) -> None:
-        """Blocks to slots. Addresses are of int64 (count,) that kernels can read."""
+        """Blocks to slots. Addresses are of int64 (count,) that kernels can read: positions of blocks, and slots."""
         self._launch(self._gather, blocks_address, slots_address, count, programs, stream)
 
     def scatter(
@@ -71,23 +72,26 @@ class PageKernels:
 
 
 class DirectPath:
-    """All pages of all blocks in one launch; no copy of the bytes anywhere else."""
+    """All pages of all blocks of a group in one launch; no copy of the bytes anywhere else."""
 
     name = "direct"
     in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
-        self._kernels = PageKernels(layout, pool.device_address)
-        self._kernels.compile()
+        self._kernels = [PageKernels(g, pool.device_address, g.unit_bytes, layout.device) for g in layout.groups]
+        for kernels in self._kernels:
+            kernels.compile()
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        self._kernels.gather(span.address, span.address + 8 * count, count, programs, stream)
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
+        for p in pairs:
+            self._kernels[p.group].gather(p.positions_address, p.slots_address, len(p.slots), programs, stream)
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        self._kernels.scatter(span.address, span.address + 8 * count, count, programs, stream)
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
+        for p in pairs:
+            self._kernels[p.group].scatter(p.positions_address, p.slots_address, len(p.slots), programs, stream)
 
 
-def _segment_table(layout: CacheLayout, row_bytes: int, word_bytes: int) -> NDArray[np.int64]:
+def _segment_table(group: Group, row_bytes: int, word_bytes: int) -> NDArray[np.int64]:
     """The table of `kvmove.kernels.pages`: int64 (4, segments), every page cut into rows of at most `row_bytes`."""
     columns = [
         (
@@ -96,7 +100,7 @@ def _segment_table(layout: CacheLayout, row_bytes: int, word_bytes: int) -> NDAr
             page.host_offset_bytes + start,
             min(row_bytes, page.num_bytes - start) // word_bytes,
         )
-        for page in layout.pages
+        for page in group.pages
         for start in range(0, page.num_bytes, row_bytes)
     ]
     return np.ascontiguousarray(np.array(columns, dtype=np.int64).T)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Span
-from kvmove.move.layout import CacheLayout
+from kvmove.move.indices import Pairs
+from kvmove.move.layout import CacheLayout, Group
 from kvmove.move.runs import copy_runs, merge_runs
 
 
@@ -20,23 +22,34 @@ class EnginePath:
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._pool = pool
-        self._slot_base = np.array([p.address for p in layout.pages], dtype=np.int64)
-        self._slot_stride = np.array([p.slot_stride_bytes for p in layout.pages], dtype=np.int64)
-        self._offset = np.array([p.host_offset_bytes for p in layout.pages], dtype=np.int64)
-        self._bytes = np.array([p.num_bytes for p in layout.pages], dtype=np.int64)
+        self._tables = [_PageTable(group) for group in layout.groups]
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        host, slots, sizes = self._runs(span, count)
-        copy_runs(slots, host, sizes, stream)
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
+        for p in pairs:
+            host, slots, sizes = self._runs(p)
+            copy_runs(slots, host, sizes, stream)
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        host, slots, sizes = self._runs(span, count)
-        copy_runs(host, slots, sizes, stream)
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
+        for p in pairs:
+            host, slots, sizes = self._runs(p)
+            copy_runs(host, slots, sizes, stream)
 
-    def _runs(self, span: Span, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _runs(self, pairs: Pairs) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Host addresses, slot addresses and sizes of the fewest runs that make up the copy."""
-        blocks, slots = span.array[:count, None], span.array[count:, None]
-        host = (self._pool.address + blocks * self._pool.block_bytes + self._offset).reshape(-1)
-        cache = (self._slot_base + slots * self._slot_stride).reshape(-1)
-        sizes = np.broadcast_to(self._bytes, (count, len(self._bytes))).reshape(-1)
+        table = self._tables[pairs.group]
+        positions, slots = pairs.positions[:, None], pairs.slots[:, None]
+        host = (self._pool.address + positions * table.unit_bytes + table.offset).reshape(-1)
+        cache = (table.slot_base + slots * table.slot_stride).reshape(-1)
+        sizes = np.broadcast_to(table.num_bytes, (len(positions), len(table.num_bytes))).reshape(-1)
         return merge_runs(host, cache, sizes, self._pool.piece_ends)
+
+
+class _PageTable:
+    """The pages of a group as arrays, int64 (pages,)."""
+
+    def __init__(self, group: Group) -> None:
+        self.unit_bytes = group.unit_bytes
+        self.slot_base = np.array([p.address for p in group.pages], dtype=np.int64)
+        self.slot_stride = np.array([p.slot_stride_bytes for p in group.pages], dtype=np.int64)
+        self.offset = np.array([p.host_offset_bytes for p in group.pages], dtype=np.int64)
+        self.num_bytes = np.array([p.num_bytes for p in group.pages], dtype=np.int64)

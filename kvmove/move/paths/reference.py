@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Span
+from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout
 
 
@@ -19,25 +21,29 @@ class ReferencePath:
     in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
-        self._device = layout.device
-        self._pages = [
-            (view, pool.blocks[:, page.host_offset_bytes : page.host_offset_bytes + page.num_bytes])
-            for view, page in zip(layout.page_views(), layout.pages, strict=True)
+        self._groups, self._device = layout.groups, layout.device
+        # Host blocks as places: uint8 (host blocks, places, bytes of a block), for each group.
+        self._places = [
+            pool.blocks[:, : g.blocks_per_chunk * g.sub_bytes].unflatten(1, (g.blocks_per_chunk, g.sub_bytes))
+            for g in layout.groups
         ]
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        blocks, slots = _as_tensors(span, count)
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         with torch.cuda.stream(stream):
-            for page, host in self._pages:
-                page[slots.to(self._device)] = host[blocks].to(self._device)
+            for page, slots, host, chunks, places in self._pages(pairs):
+                page[slots] = host[chunks, places].to(self._device)
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> None:
-        blocks, slots = _as_tensors(span, count)
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         with torch.cuda.stream(stream):
-            for page, host in self._pages:
-                host[blocks] = page[slots.to(self._device)].cpu()
+            for page, slots, host, chunks, places in self._pages(pairs):
+                host[chunks, places] = page[slots].cpu()
 
-
-def _as_tensors(span: Span, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    indices = torch.from_numpy(span.array)
-    return indices[:count], indices[count:]
+    def _pages(self, pairs: Sequence[Pairs]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Each page of each group as (slots, bytes), with its slots; as (host blocks, places, bytes), with those."""
+        for p in pairs:
+            group, host = self._groups[p.group], self._places[p.group]
+            chunks, places = (torch.from_numpy(x) for x in group.chunks_and_places(p.positions))
+            slots = torch.from_numpy(p.slots).to(self._device)
+            for view, page in zip(group.page_views(), group.pages, strict=True):
+                begin = page.host_offset_bytes
+                yield view, slots, host[:, :, begin : begin + page.num_bytes], chunks, places

@@ -1,16 +1,16 @@
 """The staged path: the copy engine moves whole host blocks through a ring in GPU memory, a kernel distributes.
 
-    load    host blocks --copy engine--> ring chunk --gather kernel--> slots
-    store   slots --scatter kernel--> ring chunk --copy engine--> host blocks
+    load    host blocks --copy engine--> ring section --gather kernel--> slots
+    store   slots --scatter kernel--> ring section --copy engine--> host blocks
 
 The copy engine runs at the link's full rate whatever the page size, because a host block is one run of memory, and
-the kernel only works inside the GPU, for microseconds. While chunk i is distributed, chunk i + 1 crosses the link.
+the kernel only works inside the GPU, for microseconds. While section i is distributed, section i + 1 crosses the link.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,76 +20,92 @@ import torch
 from numpy.typing import NDArray
 
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Span
-from kvmove.move.layout import CacheLayout
+from kvmove.move.indices import Pairs
+from kvmove.move.layout import CacheLayout, Group
+from kvmove.move.pages import HOST_ALIGN_BYTES
 from kvmove.move.paths.direct import PageKernels
 from kvmove.move.runs import copy_runs, merge_runs
 
-# A chunk is one call of the copy engine. On an H200, loads of 768 MiB in blocks of 1.5 MiB reach 0.90 of contiguous
-# DMA with chunks of 8 MiB, 0.94 with 16 and 0.96 with 32: what is lost is lost between calls. What follows the last
-# chunk has nothing to overlap with, so that one is a quarter.
-CHUNK_BYTES = 32 << 20
+# A section is one call of the copy engine. On an H200, loads of 768 MiB in blocks of 1.5 MiB reach 0.90 of contiguous
+# DMA with sections of 8 MiB, 0.94 with 16 and 0.96 with 32: what is lost is lost between calls. What follows the last
+# section has nothing to overlap with, so that one is a quarter.
+SECTION_BYTES = 32 << 20
 # The ring has to cover the longest kernel that can hold every SM, since priority does not preempt running programs:
-# 96 MiB are 1.8 ms of PCIe Gen5 x16, and 8192^3 GEMMs in bf16 take 1.4 ms on an H200. One chunk more is being filled.
+# 96 MiB are 1.8 ms of PCIe Gen5 x16, and 8192^3 GEMMs in bf16 take 1.4 ms on an H200. One section more is being filled.
 RING_BYTES = 128 << 20
 # Distributing inside the GPU is short; more programs make it shorter, and it holds their SMs for microseconds.
 DISTRIBUTE_PROGRAMS = 64
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _Section:
     """A place in the ring, and the events of its last use."""
 
-    first_block: int  # of the ring
+    number: int
     stream: torch.cuda.Stream | None  # of the copy engine; None on a machine without CUDA
     filled: torch.cuda.Event | None
     freed: torch.cuda.Event | None
 
 
 class _Ring:
-    """Chunks of GPU memory that are used in turn.
+    """Sections of GPU memory that are used in turn, by blocks of any group.
 
-    Neighbouring chunks use two streams of the copy engine in turn: while one call ends, the next is queued already.
+    Neighbouring sections use two streams of the copy engine in turn: while one call ends, the next is queued already.
     """
 
-    def __init__(self, layout: CacheLayout, ring_bytes: int, chunk_bytes: int) -> None:
-        block_bytes = layout.host_block_bytes
-        self.chunk_blocks = max(1, chunk_bytes // block_bytes)
-        num_chunks = max(2, ring_bytes // (self.chunk_blocks * block_bytes) // 2 * 2)  # even: streams take turns
-        num_blocks = num_chunks * self.chunk_blocks
+    def __init__(self, layout: CacheLayout, ring_bytes: int, section_bytes: int) -> None:
+        self._section_blocks = [max(1, section_bytes // g.sub_bytes) for g in layout.groups]
+        # Whole blocks of each group, where one is larger than a section is to be.
+        used = [n * g.sub_bytes for n, g in zip(self._section_blocks, layout.groups, strict=True)]
+        self._section_bytes = max(used)
+        num_sections = max(2, ring_bytes // self._section_bytes // 2 * 2)  # even: streams take turns
         on_cuda = layout.device.type == "cuda"
-        self._memory = torch.empty(num_blocks * block_bytes, dtype=torch.uint8, device=layout.device)
-        self.base, self.block_bytes = self._memory.data_ptr(), block_bytes
-        self._numbers = torch.arange(num_blocks, dtype=torch.int64, device=layout.device)
+        self._memory = torch.empty(num_sections * self._section_bytes, dtype=torch.uint8, device=layout.device)
+        self._base = self._memory.data_ptr()
         self.streams = [torch.cuda.Stream(layout.device) for _ in range(2)] if on_cuda else [None]
         event = torch.cuda.Event if on_cuda else (lambda: None)
-        self._chunks = [
-            _Chunk(i * self.chunk_blocks, self.streams[i % len(self.streams)], event(), event())
-            for i in range(num_chunks)
+        self._sections = [
+            _Section(i, self.streams[i % len(self.streams)], event(), event()) for i in range(num_sections)
         ]
         self._next = 0
         self._lock = threading.Lock()
-        self.kernels = PageKernels(layout, self.base)
-        self.kernels.compile()
+        # Where kernels find the blocks of each section: the places are the same for every job.
+        self._positions = [
+            torch.from_numpy(
+                np.add.outer(
+                    np.arange(num_sections, dtype=np.int64) * (self._section_bytes // HOST_ALIGN_BYTES),
+                    np.arange(count, dtype=np.int64) * (group.sub_bytes // HOST_ALIGN_BYTES),
+                )
+            ).to(layout.device)
+            for count, group in zip(self._section_blocks, layout.groups, strict=True)
+        ]
+        self.kernels = [PageKernels(g, self._base, HOST_ALIGN_BYTES, layout.device) for g in layout.groups]
+        for kernels in self.kernels:
+            kernels.compile()
 
     @contextmanager
-    def chunk(self) -> Iterator[_Chunk]:
-        """The next chunk, for one thread: its events say when it is free, not whose turn it is."""
+    def section(self) -> Iterator[_Section]:
+        """The next section, for one thread: its events say when it is free, not whose turn it is."""
         with self._lock:
-            chunk = self._chunks[self._next]
-            self._next = (self._next + 1) % len(self._chunks)
-            yield chunk
+            section = self._sections[self._next]
+            self._next = (self._next + 1) % len(self._sections)
+            yield section
 
-    def numbers_address(self, chunk: _Chunk) -> int:
-        """Where kernels read the numbers of the chunk's blocks."""
-        return self._numbers.data_ptr() + 8 * chunk.first_block
+    def address(self, section: _Section) -> int:
+        """Where the section begins."""
+        return self._base + section.number * self._section_bytes
 
-    def pieces(self, count: int) -> Iterator[tuple[int, int]]:
-        """Cut `count` blocks into ranges that fit a chunk."""
-        tail = self.chunk_blocks // 4
+    def positions_address(self, group: int, section: _Section) -> int:
+        """Where kernels read the positions of the section's blocks of a group."""
+        return self._positions[group].data_ptr() + 8 * section.number * self._section_blocks[group]
+
+    def pieces(self, group: int, count: int) -> Iterator[tuple[int, int]]:
+        """Cut `count` blocks of a group into ranges that fit a section."""
+        most = self._section_blocks[group]
+        tail = most // 4
         begin = 0
         while begin < count:
-            size = min(self.chunk_blocks, count - begin)
+            size = min(most, count - begin)
             if begin + size == count and size > 2 * tail > 0:
                 size -= tail
             yield begin, begin + size
@@ -115,54 +131,57 @@ class StagedPath:
     in_pieces = True
 
     def __init__(
-        self, layout: CacheLayout, pool: HostPool, *, ring_bytes: int = RING_BYTES, chunk_bytes: int = CHUNK_BYTES
+        self, layout: CacheLayout, pool: HostPool, *, ring_bytes: int = RING_BYTES, section_bytes: int = SECTION_BYTES
     ) -> None:
-        self._pool, self._payload_bytes = pool, layout.block_bytes
-        self._loads = _Ring(layout, ring_bytes, chunk_bytes)
-        self._stores = _Ring(layout, ring_bytes, chunk_bytes)
+        self._pool, self._groups = pool, layout.groups
+        self._loads = _Ring(layout, ring_bytes, section_bytes)
+        self._stores = _Ring(layout, ring_bytes, section_bytes)
 
-    def load(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
         ring = self._loads
-        runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
-        slots = span.address + 8 * count
         ring.wait_for(stream)  # the load's dependencies were put on its own stream
-        for begin, end in ring.pieces(count):
-            with ring.chunk() as chunk:
-                host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
-                _wait(chunk.stream, chunk.freed)
-                copy_runs(places, host, sizes, chunk.stream)
-                _record(chunk.filled, chunk.stream)
-                _wait(stream, chunk.filled)
-                numbers = ring.numbers_address(chunk)
-                ring.kernels.gather(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
-                _record(chunk.freed, stream)
-            yield chunk.filled
+        for p in pairs:
+            group = self._groups[p.group]
+            # Padding goes along, so that neighbours are one run; in the ring it disturbs nobody.
+            runs = _HostRuns(self._pool, group, p.positions, group.sub_bytes)
+            for begin, end in ring.pieces(p.group, len(p.slots)):
+                with ring.section() as section:
+                    host, places, sizes = runs.merged(begin, end, ring.address(section))
+                    _wait(section.stream, section.freed)
+                    copy_runs(places, host, sizes, section.stream)
+                    _record(section.filled, section.stream)
+                    _wait(stream, section.filled)
+                    positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
+                    ring.kernels[p.group].gather(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                    _record(section.freed, stream)
+                yield section.filled
 
-    def store(self, span: Span, count: int, programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
         ring = self._stores
-        runs = _HostRuns(self._pool, span.array[:count], self._payload_bytes)
-        slots = span.address + 8 * count
-        for begin, end in ring.pieces(count):
-            with ring.chunk() as chunk:
-                _wait(stream, chunk.freed)
-                numbers = ring.numbers_address(chunk)
-                ring.kernels.scatter(numbers, slots + 8 * begin, end - begin, DISTRIBUTE_PROGRAMS, stream)
-                _record(chunk.filled, stream)
-                host, places, sizes = runs.merged(begin, end, ring.base + chunk.first_block * ring.block_bytes)
-                _wait(chunk.stream, chunk.filled)
-                copy_runs(host, places, sizes, chunk.stream)
-                _record(chunk.freed, chunk.stream)
-            yield chunk.freed
+        for p in pairs:
+            group = self._groups[p.group]
+            runs = _HostRuns(self._pool, group, p.positions, group.block_bytes)
+            for begin, end in ring.pieces(p.group, len(p.slots)):
+                with ring.section() as section:
+                    _wait(stream, section.freed)
+                    positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
+                    ring.kernels[p.group].scatter(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                    _record(section.filled, stream)
+                    host, places, sizes = runs.merged(begin, end, ring.address(section))
+                    _wait(section.stream, section.filled)
+                    copy_runs(host, places, sizes, section.stream)
+                    _record(section.freed, section.stream)
+                yield section.freed
         ring.let_wait(stream)  # the store ends on its own stream
 
 
 class _HostRuns:
-    """Host blocks as runs of memory, computed for a whole job at once."""
+    """Blocks in the host pool as runs of memory, computed for all of a group at once."""
 
-    def __init__(self, pool: HostPool, blocks: NDArray[np.int64], payload_bytes: int) -> None:
-        self._host = pool.address + blocks * pool.block_bytes
-        self._offsets = np.arange(len(blocks), dtype=np.int64) * pool.block_bytes
-        self._sizes = np.full(len(blocks), payload_bytes, dtype=np.int64)
+    def __init__(self, pool: HostPool, group: Group, positions: NDArray[np.int64], num_bytes: int) -> None:
+        self._host = pool.address + positions * group.unit_bytes
+        self._offsets = np.arange(len(positions), dtype=np.int64) * group.sub_bytes
+        self._sizes = np.full(len(positions), num_bytes, dtype=np.int64)
         self._borders = pool.piece_ends
 
     def merged(
@@ -170,7 +189,7 @@ class _HostRuns:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Host addresses, addresses from `place` on, and sizes of blocks [begin, end).
 
-        Neighbouring host blocks become one run, where no padding lies between them.
+        Neighbours in the pool become one run, where nothing lies between them that does not go along.
         """
         ring = self._offsets[: end - begin] + place
         return merge_runs(self._host[begin:end], ring, self._sizes[begin:end], self._borders)
@@ -182,6 +201,6 @@ def _record(event: torch.cuda.Event | None, stream: torch.cuda.Stream | None) ->
 
 
 def _wait(stream: torch.cuda.Stream | None, event: torch.cuda.Event | None) -> None:
-    """Waiting for an event that was never recorded is over at once, so a chunk's first use needs no exception."""
+    """Waiting for an event that was never recorded is over at once, so a section's first use needs no exception."""
     if event is not None and stream is not None:
         stream.wait_event(event)
