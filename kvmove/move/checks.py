@@ -43,12 +43,12 @@ def refuse_bad_parts(what: str, given: Sequence[Load | Store], groups: Sequence[
         for part in item.parts:
             if part.group >= len(groups):
                 raise Refused(f"{what} {item.job}: there is no group {part.group}; the cache has {len(groups)}")
-            group = groups[part.group]
+            group, count = groups[part.group], len(part.slots)
             if part.top_block >= num_blocks or part.top_slot >= group.num_slots:
                 who = f"{what} {item.job}"
                 refuse_out_of_range(who, "host block", part.blocks, num_blocks)
                 refuse_out_of_range(who, _slot_of(group, groups), part.slots, group.num_slots)
-            per_chunk, count = group.blocks_per_chunk, len(part.slots)
+            per_chunk = group.blocks_per_chunk
             if part.first >= per_chunk:
                 raise Refused(
                     f"{what} {item.job}: first is {part.first}, outside [0, {per_chunk}): "

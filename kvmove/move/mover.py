@@ -118,11 +118,11 @@ class Mover:
             refuse_bad_jobs(Load, loads, self._flight.job_ids)
             refuse_bad_parts("load", loads, self.layout.groups, self.pool.num_blocks)
             self._unique.refuse_repeated_slots(loads)
-            # All expedited loads go in one launch; bulk loads apart, so that each is reported when it is done.
-            jobs = {lane: [(x.job, x.parts) for x in loads if x.lane is lane] for lane in Lane}
-            batches = [self._batch(Lane.BULK, Queue.BULK, (job,), path) for job in jobs[Lane.BULK]]
-            if jobs[Lane.EXPEDITED]:
-                batches.insert(0, self._batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(jobs[Lane.EXPEDITED]), path))
+            # All expedited loads go together; bulk loads apart, so that each is reported when it is done.
+            urgent = [(x.job, x.parts) for x in loads if x.lane is Lane.EXPEDITED]
+            batches = [self._batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), path)] if urgent else []
+            bulk = [((x.job, x.parts),) for x in loads if x.lane is Lane.BULK]
+            batches += [self._batch(Lane.BULK, Queue.BULK, job, path) for job in bulk]
             made = self._submit(JobKind.LOAD, batches, after)
             waited = [s for s in made if s.batch.lane is Lane.EXPEDITED]
             return Ticket(self, tuple(x.job for x in loads), waited, strict=strict)

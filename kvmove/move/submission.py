@@ -42,7 +42,7 @@ class Indices:
     def __init__(self, parts: Sequence[Part], groups: Sequence[Group]) -> None:
         self.blocks: Index | None = None
         self.slots: Index | None = None
-        self._counts: list[tuple[int, int]] = []  # (group, blocks)
+        self._counts: list[tuple[int, int]] = []  # (group, blocks); none where the arrays are halves
         if len(groups) == 1 and groups[0].blocks_per_chunk == 1:
             self.arrays = [p.blocks for p in parts] + [p.slots for p in parts]
             return
@@ -58,8 +58,11 @@ class Indices:
 
     def pairs(self, span: Span) -> list[Pairs]:
         """The copy of `arrays` in a span, as paths are given it: one launch for each."""
+        if not self._counts:
+            half = len(span.array) // 2
+            return [Pairs(0, span.array[:half], span.array[half:], span.address, span.address + 8 * half)]
         begin, made = 0, []
-        for group, count in self._counts or [(0, len(span.array) // 2)]:
+        for group, count in self._counts:
             middle, end = begin + count, begin + 2 * count
             at = span.address + 8 * begin
             made.append(Pairs(group, span.array[begin:middle], span.array[middle:end], at, at + 8 * count))
