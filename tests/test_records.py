@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 
-from kvmove import Action, Decision, Demotion, Hit, Load, RecordError, StepPlan, StepState, Store, schema
+from kvmove import Action, Decision, Demotion, Hit, Load, Part, RecordError, StepPlan, StepState, Store, schema
 from kvmove.testing import hits, steps
 
 HIT = Hit(request="r", bytes=4096, tokens=64, blocks=4, prompt_tokens=100, cached_tokens=20, compute_tokens=16)
@@ -23,15 +25,73 @@ PLAN = StepPlan(
 )  # fmt: skip
 
 
+PARTS = [Part(0, [7, 2], [5, 6, 9], 2), Part(1, [4], [6])]
+
+
 @pytest.mark.parametrize(
-    "record", [HIT, STEP, DECISION, PLAN, Load(1, [2, 3], [4, 5], "expedited"), Store(1, [2], [3])]
-)
+    "record",
+    [
+        HIT, STEP, DECISION, PLAN, Load(1, [2, 3], [4, 5], "expedited"), Store(1, [2], [3]), PARTS[0],
+        Load.of_parts(1, PARTS, "expedited"), Store.of_parts(2, PARTS),
+    ],
+)  # fmt: skip
 def test_a_record_survives_pickling_and_cannot_be_changed(record: object) -> None:
     """Engines send records between processes."""
     assert pickle.loads(pickle.dumps(record)) == record
     name = next(iter(type(record).__dataclass_fields__))  # type: ignore[attr-defined]
     with pytest.raises(FrozenInstanceError):
         setattr(record, name, 0)
+
+
+def test_a_transfer_of_one_part_is_that_of_its_arrays() -> None:
+    """Both ways to make it give equal records; with several parts there is no one pair of arrays."""
+    load = Load.of_parts(1, [Part(0, [2, 3], [4, 5])], "expedited")
+    assert load == Load(1, [2, 3], [4, 5], "expedited")
+    assert load != Load(1, [2, 3], [5, 4], "expedited")
+    assert (load.src_blocks.tolist(), load.dst_slots.tolist()) == ([2, 3], [4, 5])
+    store = Store.of_parts(1, [Part(0, [2, 3], [4, 4])])
+    assert store == Store(1, [4, 4], [2, 3])
+    assert (store.dst_blocks.tolist(), store.src_slots.tolist()) == ([2, 3], [4, 4])
+    with pytest.raises(RecordError, match="load 3 has 2 parts; read its `parts`"):
+        _ = Load.of_parts(3, PARTS).dst_slots
+    with pytest.raises(RecordError, match="store 4 has 2 parts"):
+        _ = Store.of_parts(4, PARTS).dst_blocks
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Part(-1, [0], [0]), "part: group is -1; an int of at least 0"),
+        (lambda: Part(0, [0], [0], 0.5), "part: first is 0.5"),
+        (lambda: Part(1, [], [0]), "part of group 1: nothing to move"),
+        (lambda: Part(1, [0], []), "part of group 1: nothing to move"),
+        (lambda: Part(1, [0, 1], [0]), "part of group 1: 2 host blocks for 1 slots"),
+        (lambda: Part(2, [0], [3, -4]), "part of group 2: slots holds -4"),
+        (lambda: Part(2, [-1], [3]), "part of group 2: blocks holds -1"),
+        (lambda: Part(2, [[1]], [3]), r"part of group 2: blocks has shape \(1, 1\)"),
+        (lambda: Load.of_parts(1, []), "load 1: nothing to move"),
+        (lambda: Store.of_parts(1, []), "store 1: nothing to move"),
+        (lambda: Load.of_parts(-1, PARTS), "load: job is -1"),
+        (lambda: Load.of_parts(1, [([0], [0])]), "load 1: a Part is needed"),
+        (lambda: Load.of_parts(1, [Part(2, [0], [3, 3])]), "load 1: a part of group 2 names slot 3 twice"),
+        (lambda: Store.of_parts(1, [Part(2, [5, 5], [0, 1])]), "store 1: a part of group 2 names host block 5 twice"),
+    ],
+)
+def test_a_part_out_of_range_is_refused(make: Callable[[], object], message: str) -> None:
+    """What needs no layout is checked where the record is made."""
+    with pytest.raises(RecordError, match=message):
+        make()
+
+
+def test_a_part_keeps_its_own_indices() -> None:
+    """The caller's buffer may change, the record's arrays may not."""
+    slots = np.array([5, 6])
+    part = Part(0, [1], slots)
+    slots[:] = 9
+    assert part.slots.tolist() == [5, 6]
+    assert (part.top_block, part.top_slot) == (1, 6)
+    with pytest.raises(ValueError, match="read-only"):
+        part.blocks[0] = 5
 
 
 @given(hits(), steps())
