@@ -137,6 +137,8 @@ class Decision:
     demotion: Demotion | None = None
 
     def __post_init__(self) -> None:
+        who = f"decision of {self.request}"
+        _check_counts(who, blocks=self.blocks, tokens=self.tokens, bytes=self.bytes, rule=self.rule or 0)
         loads = self.action in (Action.SYNC, Action.ASYNC)
         if loads != (self.blocks > 0):
             raise RecordError(f"decision of {self.request}: {self.action} with {self.blocks} blocks to load")
@@ -161,6 +163,7 @@ class StepPlan:
     version: int = RECORDS_VERSION
 
     def __post_init__(self) -> None:
+        _check_counts("step plan", step=self.step, budget_bytes=self.budget_bytes, sync_bytes=self.sync_bytes)
         if self.sync_bytes > self.budget_bytes:
             raise RecordError(f"step {self.step}: {self.sync_bytes} sync bytes exceed the budget {self.budget_bytes}")
 
@@ -177,6 +180,18 @@ class Result:
     bytes: int  # payload bytes moved
     elapsed_ns: int | None  # from the start of its copies to their end on the device; None if not measured
     error: str | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"job": self.job, "blocks": self.blocks, "bytes": self.bytes, "elapsed_ns": self.elapsed_ns or 0}
+        _check_counts("result", **counts)
+        if not isinstance(self.kind, JobKind) or not isinstance(self.lane, Lane):
+            raise RecordError(f"result of job {self.job}: kind {self.kind!r} in lane {self.lane!r}")
+
+
+def _check_counts(who: str, **counts: int) -> None:
+    for name, value in counts.items():
+        if type(value) is not int or value < 0:
+            raise RecordError(f"{who}: {name} is {value!r}; an int of at least 0 is needed")
 
 
 def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: str) -> None:

@@ -35,6 +35,18 @@ class JobKind(StrEnum):
     STORE = "store"
 
 
+def lane_of(name: Lane | str) -> Lane:
+    """The lane called `name`.
+
+    Raises:
+        RecordError: there is no such lane.
+    """
+    try:
+        return Lane(name)
+    except ValueError:
+        raise RecordError(f"there is no lane {name!r}; choose from: {', '.join(Lane)}") from None
+
+
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Part:
     """GPU blocks of one group, and the host blocks that hold them.
@@ -129,7 +141,7 @@ class Load:
     def _set(self, job: int, parts: tuple[Part, ...], lane: Lane | str) -> None:
         object.__setattr__(self, "job", job)
         object.__setattr__(self, "parts", parts)
-        object.__setattr__(self, "lane", Lane(lane))
+        object.__setattr__(self, "lane", lane_of(lane))
 
     @property
     def src_blocks(self) -> IndexArray:
@@ -268,4 +280,6 @@ def _index_array(values: IndexLike, name: str) -> IndexArray:
     given = np.asarray(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise RecordError(f"{name} has shape {given.shape} and dtype {given.dtype}; a flat array of ints is needed")
+    if given.dtype == np.uint64 and given.size and int(given.max()) >= 1 << 63:
+        raise RecordError(f"{name} holds {given.max()}; an index fits 63 bits")
     return given.astype(np.int64, copy=True)

@@ -10,7 +10,22 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from kvmove import Action, Decision, Demotion, Hit, Load, Part, RecordError, StepPlan, StepState, Store, schema
+from kvmove import (
+    Action,
+    Decision,
+    Demotion,
+    Hit,
+    JobKind,
+    Lane,
+    Load,
+    Part,
+    RecordError,
+    Result,
+    StepPlan,
+    StepState,
+    Store,
+    schema,
+)
 from kvmove.testing import hits, steps
 
 HIT = Hit(request="r", bytes=4096, tokens=64, blocks=4, prompt_tokens=100, cached_tokens=20, compute_tokens=16)
@@ -135,6 +150,21 @@ def test_a_decision_says_why_it_is_not_what_the_policy_asked() -> None:
         replace(DECISION, demotion=None)
     with pytest.raises(RecordError, match="0 blocks to load"):
         replace(DECISION, blocks=0)
+
+
+@pytest.mark.parametrize("change", [{"job": -1}, {"bytes": -5}, {"kind": "x"}, {"lane": "fast"}, {"elapsed_ns": -1}])
+def test_a_result_out_of_range_is_refused(change: dict[str, object]) -> None:
+    """Results come from workers in other processes."""
+    good = Result(job=1, kind=JobKind.LOAD, path="direct", lane=Lane.BULK, blocks=1, bytes=2, elapsed_ns=None)
+    with pytest.raises(RecordError, match="result"):
+        replace(good, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [{"step": -1}, {"budget_bytes": -1, "sync_bytes": -5}])
+def test_a_plan_out_of_range_is_refused(change: dict[str, object]) -> None:
+    """Counts are never negative."""
+    with pytest.raises(RecordError, match="step plan"):
+        replace(PLAN, **change)  # type: ignore[arg-type]
 
 
 def test_attributes_carry_the_unit_where_the_name_does_not() -> None:

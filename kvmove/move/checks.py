@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,14 @@ from kvmove.move.layout import Group
 from kvmove.records import Load, Part, Store
 
 Index = NDArray[np.int64]
+Job = TypeVar("Job", Load, Store)
+
+
+def as_jobs(kind: type[Job], given: Iterable[Job]) -> tuple[Job, ...]:
+    """What was given, to go through more than once: a generator would be empty the second time."""
+    if isinstance(given, Load | Store) or not isinstance(given, Iterable):
+        raise Refused(f"a sequence of {kind.__name__} is needed, not {given!r}")
+    return tuple(given)
 
 
 def refuse_bad_jobs(kind: type[Load] | type[Store], given: Sequence[Load | Store], in_use: Collection[int]) -> None:
@@ -37,17 +46,23 @@ def refuse_out_of_range(who: str, what: str, indices: Index, limit: int) -> None
         )
 
 
-def refuse_bad_parts(what: str, given: Sequence[Load | Store], groups: Sequence[Group], num_blocks: int) -> None:
+def refuse_bad_parts(
+    what: str, given: Sequence[Load | Store], groups: Sequence[Group], ready_blocks: int, num_blocks: int
+) -> None:
     """Every part is of a group that there is, in range, and has the host blocks that its slots need."""
     for item in given:
         for part in item.parts:
             if part.group >= len(groups):
                 raise Refused(f"{what} {item.job}: there is no group {part.group}; the cache has {len(groups)}")
             group, count = groups[part.group], len(part.slots)
-            if part.top_block >= num_blocks or part.top_slot >= group.num_slots:
+            if part.top_block >= ready_blocks or part.top_slot >= group.num_slots:
                 who = f"{what} {item.job}"
                 refuse_out_of_range(who, "host block", part.blocks, num_blocks)
                 refuse_out_of_range(who, _slot_of(group, groups), part.slots, group.num_slots)
+                raise Refused(
+                    f"{who}: host block {part.top_block} is not pinned yet, {ready_blocks} of {num_blocks} are; "
+                    "use those, or call pool.wait_ready() first"
+                )
             per_chunk = group.blocks_per_chunk
             if part.first >= per_chunk:
                 raise Refused(

@@ -89,7 +89,7 @@ class CacheLayout:
         device: where the tensors are.
     """
 
-    tensors: tuple[torch.Tensor, ...]
+    tensors: tuple[torch.Tensor, ...] = field(repr=False)  # gigabytes of numbers
     groups: tuple[Group, ...]
     host_block_bytes: int
     slots_together: int
@@ -123,11 +123,16 @@ class CacheLayout:
             LayoutError: the tensors are on several devices, differ in slots within a group, are in no group, have
                 a page that is not contiguous, or have pages that overlap; the message names the tensor.
         """
+        given: object = tensors  # whatever callers in fact pass
+        if isinstance(given, torch.Tensor) or not all(isinstance(t, torch.Tensor) for t in tensors):
+            raise LayoutError(f"a sequence of torch tensors is needed, not {type(given).__name__}")
         if not tensors:
             raise LayoutError("no tensors: a cache has at least one")
         devices = {t.device for t in tensors}
         if len(devices) > 1:
             raise LayoutError(f"the tensors are on {sorted(map(str, devices))}; a layout describes one device")
+        if tensors[0].device.type not in ("cpu", "cuda"):
+            raise LayoutError(f"the tensors are on {tensors[0].device}; kvmove moves blocks of cpu and cuda tensors")
         members = _members(groups, len(tensors))
         dims = _one_each(block_dim, len(tensors), "block_dim", "tensors")
         per_chunk = _one_each(blocks_per_chunk, len(members), "blocks_per_chunk", "groups")

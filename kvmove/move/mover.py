@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvmove.errors import MoverClosed, Refused
-from kvmove.move.checks import UniqueCheck, refuse_bad_jobs, refuse_bad_parts, refuse_out_of_range
+from kvmove.move.checks import UniqueCheck, as_jobs, refuse_bad_jobs, refuse_bad_parts, refuse_out_of_range
 from kvmove.move.feeder import Pieces
 from kvmove.move.flight import Flight
 from kvmove.move.hazards import Hazards
@@ -25,6 +25,7 @@ from kvmove.move.queues import Queue, Queues, queues_for
 from kvmove.move.submission import Batch, Job, Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
+from kvmove.transfers import lane_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 _FED = {Queue.BULK: Queue.FED_LOAD, Queue.STORE: Queue.FED_STORE}
 
 # Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB and four
-# with pages of 4 KiB; 16 leave room for smaller pages, and more changed nothing even for loads of 1.5 MiB.
-DEFAULT_PROGRAMS = dict.fromkeys(Queue, 16)
+# with pages of 4 KiB; smaller pages take more. The link is shared by what each has in flight: bulk that has few leaves
+# the most to expedited loads, which hold their programs for a moment only.
+EXPEDITED_PROGRAMS = 32
+BULK_PROGRAMS = 4
+SMALL_PAGE_BYTES = 4 << 10
+SMALL_PAGE_PROGRAMS = 16
 
 _QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
 
@@ -73,6 +78,8 @@ class Mover:
             PinningError: the index ring could not be pinned.
         """
         on_cuda = layout.device.type == "cuda"
+        if index_capacity is not None and (type(index_capacity) is not int or index_capacity < 2):
+            raise Refused(f"index_capacity is {index_capacity!r}; an int of at least 2 is needed, or None")
         if pool.block_bytes != layout.host_block_bytes:
             raise Refused(
                 f"the pool's blocks have {pool.block_bytes} bytes and the layout needs {layout.host_block_bytes}; "
@@ -83,7 +90,9 @@ class Mover:
         self.layout, self.pool = layout, pool
         self._paths = Paths(layout, pool, path)
         self._queues = queues or queues_for(layout.device)
-        self._programs = dict(DEFAULT_PROGRAMS)
+        smallest = min(page.num_bytes for group in layout.groups for page in group.pages)
+        bulk = BULK_PROGRAMS if smallest >= SMALL_PAGE_BYTES else SMALL_PAGE_PROGRAMS
+        self._programs = {queue: EXPEDITED_PROGRAMS if queue is Queue.EXPEDITED else bulk for queue in Queue}
         slots = layout.slots_together
         capacity = index_capacity or max(2 * slots, min(4 * slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
@@ -102,21 +111,23 @@ class Mover:
         """Set how many kernel programs a lane may hold at once, from the next call on. `bulk` covers stores too.
 
         Raises:
-            Refused: fewer than one.
+            Refused: not an int of at least 1.
+            RecordError: there is no such lane.
         """
-        if programs < 1:
-            raise Refused(f"{programs} programs for the {lane} lane; at least 1 is needed")
+        if type(programs) is not int or programs < 1:
+            raise Refused(f"{programs!r} programs for the {lane} lane; an int of at least 1 is needed")
         with self._lock:
-            self._programs[_QUEUE_OF[Lane(lane)]] = programs
-            if Lane(lane) is Lane.BULK:
+            self._programs[_QUEUE_OF[lane_of(lane)]] = programs
+            if lane_of(lane) is Lane.BULK:
                 self._programs[Queue.STORE] = programs
 
     def load(self, loads: Sequence[Load], *, after: torch.cuda.Event | None, path: str | None, strict: bool) -> Ticket:
         """See `kvmove.load_batch`."""
         with self._lock:
             self._refuse_closed()
+            loads = as_jobs(Load, loads)
             refuse_bad_jobs(Load, loads, self._flight.job_ids)
-            refuse_bad_parts("load", loads, self.layout.groups, self.pool.num_blocks)
+            refuse_bad_parts("load", loads, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated_slots(loads)
             # All expedited loads go together; bulk loads apart, so that each is reported when it is done.
             urgent = [(x.job, x.parts) for x in loads if x.lane is Lane.EXPEDITED]
@@ -131,8 +142,9 @@ class Mover:
         """See `kvmove.store_batch`."""
         with self._lock:
             self._refuse_closed()
+            stores = as_jobs(Store, stores)
             refuse_bad_jobs(Store, stores, self._flight.job_ids)
-            refuse_bad_parts("store", stores, self.layout.groups, self.pool.num_blocks)
+            refuse_bad_parts("store", stores, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated_places(stores)
             jobs = [((x.job, x.parts),) for x in stores]
             made = self._submit(JobKind.STORE, [self._batch(Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
@@ -152,8 +164,7 @@ class Mover:
                 mark = self._queues.submit(s.batch.queue, [engine, *self._flight.before(s)], partial(self._copy, s))
             except Exception as error:
                 # A launch that was refused. Its jobs fail, the mover stays usable.
-                if len(s.pairs) > 1:
-                    self._settle(s.batch.queue)
+                self._settle(s.batch.queue)
                 self._flight.failed(s, f"could not be launched ({error})")
             else:
                 self._flight.launched(s, mark)
@@ -161,7 +172,7 @@ class Mover:
 
     def _settle(self, queue: Queue) -> None:
         """Block until the queue is empty: of several launches, those before a refused one still read their indices."""
-        with suppress(RuntimeError):  # a device that is broken says so again where it is asked what has ended
+        with suppress(Exception):  # a device that is broken says so again where it is asked what has ended
             self._queues.submit(queue, (), lambda stream: None).synchronize()
 
     def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> Pieces | None:
@@ -177,7 +188,10 @@ class Mover:
         Raises:
             Refused: there is no such group, or a slot is out of range.
         """
-        indices = np.asarray(slots, dtype=np.int64).reshape(-1)
+        given = np.asarray(slots).reshape(-1)
+        if given.size and given.dtype.kind not in "iu":
+            raise Refused(f"wait_for_slots: slots of dtype {given.dtype}; ints are needed")
+        indices = given.astype(np.int64)
         if not 0 <= group < len(self.layout.groups):
             raise Refused(f"wait_for_slots: there is no group {group}; the cache has {len(self.layout.groups)}")
         if not len(indices):

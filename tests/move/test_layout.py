@@ -71,6 +71,9 @@ def test_the_word_follows_from_sizes(columns: int, align: int) -> None:
     ("tensors", "block_dim", "message"),
     [
         pytest.param([], 0, "no tensors", id="nothing"),
+        pytest.param(torch.zeros(4, 8), 0, "a sequence of torch tensors is needed, not Tensor", id="one tensor"),
+        pytest.param([[0.0]], 0, "a sequence of torch tensors is needed", id="no tensors at all"),
+        pytest.param([torch.zeros(4, 8, device="meta")], 0, "on meta; kvmove moves", id="a device without memory"),
         pytest.param([torch.zeros(4, 8), torch.zeros(5, 8)], 0, "tensor 1 has 5 slots", id="different slots"),
         pytest.param([torch.zeros(4, 8)], 2, "no dimension block_dim=2", id="no such dimension"),
         pytest.param([torch.zeros(4, 0)], 0, "is empty", id="empty"),

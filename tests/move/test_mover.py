@@ -99,6 +99,10 @@ def test_expedited_loads_of_a_call_share_one_launch(
         (lambda m: m.wait_for_slots([-1]), "slot -1"),
         (lambda m: m.wait_for_slots([0, SLOTS]), "slot 8"),
         (lambda m: m.set_programs("bulk", 0), "at least 1"),
+        (lambda m: m.set_programs("bulk", 1.5), "1.5 programs"),
+        (lambda m: m.wait_for_slots([1.5]), "dtype float64"),
+        (lambda m: load_batch(m, Load(1, [0], [0])), "a sequence of Load is needed"),
+        (lambda m: load_batch(m, 5), "a sequence of Load is needed"),
     ],
 )
 def test_a_bad_call_is_refused_and_changes_nothing(mover: Mover, call: object, message: str) -> None:
@@ -129,8 +133,10 @@ def test_a_record_cannot_be_built_wrong() -> None:
         Load(1, [0, -1], [0, 1])
     with pytest.raises(RecordError, match="dst_slots holds -7"):
         Load(1, [0, 1], [0, -7])
-    with pytest.raises(ValueError, match="fast"):
+    with pytest.raises(RecordError, match="no lane 'fast'; choose from: expedited, bulk"):
         Load(1, [0], [0], "fast")
+    with pytest.raises(RecordError, match="holds 9223372036854775808"):
+        Load(1, [1 << 63], [0])
 
 
 def test_a_callers_array_may_change_after_the_call(mover: Mover) -> None:
@@ -244,6 +250,32 @@ def test_a_failed_bulk_load_comes_from_finished(layout: CacheLayout, pool: HostP
     ticket.check()
     (result,) = mover.finished()
     assert result.error == "an illegal memory access was encountered"
+
+
+def test_a_generator_of_loads_is_moved_whole(mover: Mover) -> None:
+    """What can be gone through only once is not half used up by the checks."""
+    load_batch(mover, (Load(i, [i], [i], "expedited") for i in range(3))).wait()
+    assert [r.job for r in mover.finished()] == [0, 1, 2]
+    assert np.array_equal(contents(mover.layout)[:3], mover.pool.blocks.numpy()[:3, : mover.layout.block_bytes])
+
+
+def test_blocks_that_are_not_pinned_yet_are_refused(mover: Mover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is still being pinned serves its leading blocks."""
+    monkeypatch.setattr(HostPool, "ready_blocks", property(lambda pool: 3))
+    load_batch(mover, [Load(1, [2], [0])])
+    with pytest.raises(
+        Refused, match=r"host block 4 is not pinned yet, 3 of 6 are; use those, or call pool.wait_ready"
+    ):
+        load_batch(mover, [Load(2, [4], [0])])
+    with pytest.raises(Refused, match=r"host block 6 \(position 0\) is outside"):
+        load_batch(mover, [Load(2, [6], [0])])
+
+
+@pytest.mark.parametrize("capacity", [0, -3, 1.5])
+def test_an_impossible_index_capacity_is_refused(layout: CacheLayout, pool: HostPool, capacity: object) -> None:
+    """The message names the value and what would do."""
+    with pytest.raises(Refused, match=r"index_capacity is .*at least 2"):
+        Mover(layout, pool, index_capacity=capacity)  # type: ignore[arg-type]
 
 
 def test_an_empty_call_is_fine(mover: Mover) -> None:
