@@ -67,7 +67,7 @@ def run_both_directions(shape: dict[str, int], device: str, path: str, data: st.
 def test_a_copy_is_exact_for_any_page_size_and_block_order(device: str, path: str) -> None:
     """Loads and stores move every named byte and leave every other byte alone."""
 
-    @settings(max_examples=100 if device == "cuda" else 40)
+    @settings(max_examples=60 if device == "cuda" else 40)
     @given(kv_caches(), st.data())
     def run(shape: dict[str, int], data: st.DataObject) -> None:
         run_both_directions(shape, device, path, data)
