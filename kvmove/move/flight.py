@@ -87,7 +87,8 @@ class Flight:
 
     def failed(self, s: Submission, error: str) -> None:
         """`s` has failed, and nothing of it is running."""
-        self._end(s, error)
+        s.error = error
+        self._end(s)
 
     def look(self) -> None:
         """Take in what has ended, without blocking. Of each queue, nothing after its first unfinished one can have."""
@@ -101,7 +102,7 @@ class Flight:
                 self.break_off(error)
                 return
             if done:
-                self._end(s, s.mark.error)
+                self._end(s)
             else:
                 waiting.add(s.batch.queue)
 
@@ -114,7 +115,7 @@ class Flight:
         except RuntimeError as error:
             self.break_off(error)
             return
-        self._end(s, s.mark.error)
+        self._end(s)
 
     def break_off(self, error: RuntimeError) -> None:
         """A CUDA error that stays: everything under way has failed, and nothing can be launched again."""
@@ -122,8 +123,7 @@ class Flight:
         for s in list(self._under_way.values()):
             self.failed(s, self.broken)
 
-    def _end(self, s: Submission, error: str | None) -> None:
-        s.error = error
+    def _end(self, s: Submission) -> None:
         self._under_way.pop(s.number, None)
         self._ring.give_back(s.number)
         self._ended += s.results(self._groups)

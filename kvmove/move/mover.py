@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike
 
 from kvmove.errors import MoverClosed, Refused
 from kvmove.move.checks import UniqueCheck, as_jobs, refuse_bad_jobs, refuse_bad_parts, refuse_out_of_range
-from kvmove.move.feeder import Pieces
 from kvmove.move.flight import Flight
 from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
@@ -29,9 +28,6 @@ from kvmove.transfers import lane_of
 
 if TYPE_CHECKING:
     import torch
-
-# Where the jobs of a queue go whose path has many pieces. A step waits for its expedited loads, so those stay.
-_FED = {Queue.BULK: Queue.FED_LOAD, Queue.STORE: Queue.FED_STORE}
 
 # Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB and four
 # with pages of 4 KiB; smaller pages take more. The link is shared by what each has in flight: bulk that has few leaves
@@ -153,7 +149,7 @@ class Mover:
     def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
         parts = [part for _, of_job in jobs for part in of_job]
         path = self._paths.choose(lane, parts) if name is None else self._paths.named(name)
-        return Batch(lane, _FED.get(queue, queue) if path.in_pieces else queue, path, jobs, parts)
+        return Batch(lane, queue, path, jobs, parts)
 
     def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
         """Launch each batch after the engine's stream, or after the event `after`."""
@@ -175,9 +171,9 @@ class Mover:
         with suppress(Exception):  # a device that is broken says so again where it is asked what has ended
             self._queues.submit(queue, (), lambda stream: None).synchronize()
 
-    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> Pieces | None:
+    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> None:
         move = s.batch.path.load if s.kind is JobKind.LOAD else s.batch.path.store
-        return move(s.pairs, self._programs[s.batch.queue], stream)
+        move(s.pairs, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike, group: int = 0) -> None:
         """Let the current stream wait for every job in flight that reads or writes these slots of a group.

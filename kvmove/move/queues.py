@@ -14,31 +14,16 @@ from typing import Protocol
 
 import torch
 
-from kvmove.move.feeder import FedMark, Feeder, Pieces
-
 
 class Queue(IntEnum):
-    """The mover's queues. Loads of the two lanes never queue behind each other; stores have their own.
-
-    The fed queues take jobs of many pieces, which a thread of their own queues (`feeder.py`). Work in one queue keeps
-    its order, which could not be promised where a short job overtakes the pieces of a long one.
-    """
+    """The mover's queues. Loads of the two lanes never queue behind each other; stores have their own."""
 
     EXPEDITED = 0
     BULK = 1
     STORE = 2
-    FED_LOAD = 3
-    FED_STORE = 4
 
 
-# Launches on the stream it is given; None: runs at once. Work of several pieces yields after each.
-Work = Callable[["torch.cuda.Stream | None"], "Pieces | None"]
-
-
-def run_through(pieces: Pieces | None) -> None:
-    """Launch whatever is left of the work."""
-    for _ in pieces or ():
-        pass
+Work = Callable[["torch.cuda.Stream | None"], None]  # launches on the stream it is given; None: runs at once
 
 
 class Mark(Protocol):
@@ -52,10 +37,6 @@ class Mark(Protocol):
 
     def elapsed_ns(self) -> int | None:
         """From the start of the marked work to its end, once done; None when it was not measured."""
-
-    @property
-    def error(self) -> str | None:
-        """Why part of the work could not be launched. The rest ran, and is over when the mark is done."""
 
 
 class Queues(Protocol):
@@ -77,17 +58,13 @@ class Queues(Protocol):
         """The mark of a submission that ended; nobody will ask about it again."""
 
     def drain(self) -> None:
-        """Block the host until everything submitted has ended; nothing can be submitted afterwards.
-
-        Raises RuntimeError when the device failed.
-        """
+        """Block the host until everything submitted has ended. Raises RuntimeError when the device failed."""
 
 
 class CudaMark:
     """The end of a piece of work on a stream, with its start for the elapsed time."""
 
     __slots__ = ("end", "start")
-    error = None
 
     def __init__(self, end: torch.cuda.Event, start: torch.cuda.Event | None = None) -> None:
         self.end, self.start = end, start
@@ -111,13 +88,9 @@ class CudaQueues:
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         with torch.cuda.device(self.device):
-            priority = {Queue.EXPEDITED: -1}  # lower goes first
-            self.streams = {q: torch.cuda.Stream(self.device, priority=priority.get(q, 0)) for q in Queue}
-            # What a fed job comes after is put on a stream of no other use, and marked there: the job itself may be
-            # queued long after the marks that it was given have been used again.
-            self._gates = {q: torch.cuda.Stream(self.device) for q in (Queue.FED_LOAD, Queue.FED_STORE)}
+            priority = {Queue.EXPEDITED: -1, Queue.BULK: 0, Queue.STORE: 0}  # lower goes first
+            self.streams = {queue: torch.cuda.Stream(self.device, priority=p) for queue, p in priority.items()}
             self._here = CudaMark(torch.cuda.Event())
-        self._feeders = {q: Feeder(self.device) for q in self._gates}
         self._engine_streams: dict[int, torch.cuda.Stream] = {}  # by handle; an engine has a few
         self._spare: list[CudaMark] = []
 
@@ -137,49 +110,35 @@ class CudaQueues:
     def at(self, event: torch.cuda.Event) -> CudaMark:
         return CudaMark(event)
 
-    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> CudaMark | FedMark:
+    def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> CudaMark:
+        stream = self.streams[queue]
         if torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):  # launches need the stream's device to be current
-                return self._submit(queue, after, work)
-        return self._submit(queue, after, work)
+                return self._submit(stream, after, work)
+        return self._submit(stream, after, work)
 
-    def _submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> CudaMark | FedMark:
-        stream = self.streams[queue]
-        feeder = self._feeders.get(queue)
-        if feeder is not None:
-            gate = torch.cuda.Event()
-            for mark in after:
-                _let_wait(self._gates[queue], mark)
-            gate.record(self._gates[queue])
-            return feeder.add(stream, gate, work)  # type: ignore[arg-type]
+    def _submit(self, stream: torch.cuda.Stream, after: Iterable[Mark], work: Work) -> CudaMark:
         for mark in after:
-            _let_wait(stream, mark)
-        own = self._spare.pop() if self._spare else _new_mark()
-        assert own.start is not None
-        own.start.record(stream)
-        run_through(work(stream))
-        own.end.record(stream)
-        return own
+            assert isinstance(mark, CudaMark)
+            stream.wait_event(mark.end)
+        mark = self._spare.pop() if self._spare else _new_mark()
+        assert mark.start is not None
+        mark.start.record(stream)
+        work(stream)
+        mark.end.record(stream)
+        return mark
 
     def wait(self, mark: Mark) -> None:
-        _let_wait(self._engine_stream(), mark)
+        assert isinstance(mark, CudaMark)
+        self._engine_stream().wait_event(mark.end)
 
     def recycle(self, mark: Mark) -> None:
-        if isinstance(mark, CudaMark):
-            self._spare.append(mark)
+        assert isinstance(mark, CudaMark)
+        self._spare.append(mark)
 
     def drain(self) -> None:
-        for feeder in self._feeders.values():
-            feeder.close()
         for stream in self.streams.values():
             stream.synchronize()
-
-
-def _let_wait(stream: torch.cuda.Stream, mark: Mark) -> None:
-    assert isinstance(mark, CudaMark | FedMark)
-    if isinstance(mark, FedMark):
-        mark.flush()
-    stream.wait_event(mark.end)
 
 
 def _new_mark() -> CudaMark:
@@ -190,7 +149,6 @@ class HostMark:
     """Work that ran in the calling thread and is done."""
 
     __slots__ = ("_elapsed_ns",)
-    error = None
 
     def __init__(self, elapsed_ns: int | None = None) -> None:
         self._elapsed_ns = elapsed_ns
@@ -216,7 +174,7 @@ class HostQueues:
 
     def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> HostMark:
         began = time.perf_counter_ns()
-        run_through(work(None))
+        work(None)
         return HostMark(time.perf_counter_ns() - began)
 
     def wait(self, mark: Mark) -> None:

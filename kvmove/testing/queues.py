@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from kvmove.move.queues import Mark, Queue, Work, run_through
+from kvmove.move.queues import Mark, Queue, Work
 
 _ENGINE = -1  # the engine's own stream, as one more queue
 
 
 class ManualMark:
     """Done once its piece of work has run."""
-
-    error = None
 
     def __init__(self, *, done: bool = False) -> None:
         self._done = done
@@ -58,7 +57,7 @@ class ManualQueues:
         return event
 
     def submit(self, queue: Queue, after: Iterable[Mark], work: Work) -> ManualMark:
-        return self._append(queue, after, lambda: run_through(work(None)))
+        return self._append(queue, after, partial(work, None))
 
     def wait(self, mark: Mark) -> None:
         self._append(_ENGINE, [mark], lambda: None)

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 
 from kvmove.errors import Refused
-from kvmove.move.feeder import Pieces
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout
@@ -33,14 +32,10 @@ class Path(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def in_pieces(self) -> bool:
-        """Whether `load` and `store` yield after each of many pieces; otherwise they queue all at once."""
-
-    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         """Host blocks to slots, by at most `programs` kernel programs."""
 
-    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Pieces | None:
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         """Slots to host blocks, by at most `programs` kernel programs."""
 
 

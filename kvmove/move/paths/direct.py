@@ -75,7 +75,6 @@ class DirectPath:
     """All pages of all blocks of a group in one launch; no copy of the bytes anywhere else."""
 
     name = "direct"
-    in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._kernels = [PageKernels(g, pool.device_address, g.unit_bytes, layout.device) for g in layout.groups]

@@ -18,7 +18,6 @@ class EnginePath:
     """Best where pages are large, or where a block is one page (cross-layer caches): a descriptor costs about 4 us."""
 
     name = "engine"
-    in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._pool = pool

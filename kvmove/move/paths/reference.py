@@ -18,7 +18,6 @@ class ReferencePath:
     """
 
     name = "reference"
-    in_pieces = False
 
     def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
         self._groups, self._device = layout.groups, layout.device

@@ -9,11 +9,8 @@ the kernel only works inside the GPU, for microseconds. While section i is distr
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +65,6 @@ class _Ring:
             _Section(i, self.streams[i % len(self.streams)], event(), event()) for i in range(num_sections)
         ]
         self._next = 0
-        self._lock = threading.Lock()
         # Where kernels find the blocks of each section: the places are the same for every job.
         self._positions = [
             torch.from_numpy(
@@ -83,13 +79,11 @@ class _Ring:
         for kernels in self.kernels:
             kernels.compile()
 
-    @contextmanager
-    def section(self) -> Iterator[_Section]:
-        """The next section, for one thread: its events say when it is free, not whose turn it is."""
-        with self._lock:
-            section = self._sections[self._next]
-            self._next = (self._next + 1) % len(self._sections)
-            yield section
+    def section(self) -> _Section:
+        """The next section in turn; its events say when it is free. For one thread at a time, as the mover sees to."""
+        section = self._sections[self._next]
+        self._next = (self._next + 1) % len(self._sections)
+        return section
 
     def address(self, section: _Section) -> int:
         """Where the section begins."""
@@ -128,7 +122,6 @@ class StagedPath:
     """Best for bulk. Loads and stores have a ring each, since the link carries both directions at once."""
 
     name = "staged"
-    in_pieces = True
 
     def __init__(
         self, layout: CacheLayout, pool: HostPool, *, ring_bytes: int = RING_BYTES, section_bytes: int = SECTION_BYTES
@@ -137,7 +130,7 @@ class StagedPath:
         self._loads = _Ring(layout, ring_bytes, section_bytes)
         self._stores = _Ring(layout, ring_bytes, section_bytes)
 
-    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
+    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         ring = self._loads
         ring.wait_for(stream)  # the load's dependencies were put on its own stream
         for p in pairs:
@@ -145,33 +138,31 @@ class StagedPath:
             # Padding goes along, so that neighbours are one run; in the ring it disturbs nobody.
             runs = _HostRuns(self._pool, group, p.positions, group.sub_bytes)
             for begin, end in ring.pieces(p.group, len(p.slots)):
-                with ring.section() as section:
-                    host, places, sizes = runs.merged(begin, end, ring.address(section))
-                    _wait(section.stream, section.freed)
-                    copy_runs(places, host, sizes, section.stream)
-                    _record(section.filled, section.stream)
-                    _wait(stream, section.filled)
-                    positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
-                    ring.kernels[p.group].gather(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
-                    _record(section.freed, stream)
-                yield section.filled
+                section = ring.section()
+                host, places, sizes = runs.merged(begin, end, ring.address(section))
+                _wait(section.stream, section.freed)
+                copy_runs(places, host, sizes, section.stream)
+                _record(section.filled, section.stream)
+                _wait(stream, section.filled)
+                positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
+                ring.kernels[p.group].gather(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                _record(section.freed, stream)
 
-    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> Iterator[Any]:
+    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         ring = self._stores
         for p in pairs:
             group = self._groups[p.group]
             runs = _HostRuns(self._pool, group, p.positions, group.block_bytes)
             for begin, end in ring.pieces(p.group, len(p.slots)):
-                with ring.section() as section:
-                    _wait(stream, section.freed)
-                    positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
-                    ring.kernels[p.group].scatter(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
-                    _record(section.filled, stream)
-                    host, places, sizes = runs.merged(begin, end, ring.address(section))
-                    _wait(section.stream, section.filled)
-                    copy_runs(host, places, sizes, section.stream)
-                    _record(section.freed, section.stream)
-                yield section.freed
+                section = ring.section()
+                _wait(stream, section.freed)
+                positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
+                ring.kernels[p.group].scatter(positions, slots, end - begin, DISTRIBUTE_PROGRAMS, stream)
+                _record(section.filled, stream)
+                host, places, sizes = runs.merged(begin, end, ring.address(section))
+                _wait(section.stream, section.filled)
+                copy_runs(host, places, sizes, section.stream)
+                _record(section.freed, section.stream)
         ring.let_wait(stream)  # the store ends on its own stream
 
 
