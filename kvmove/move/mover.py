@@ -29,13 +29,11 @@ from kvmove.transfers import lane_of
 if TYPE_CHECKING:
     import torch
 
-# Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB and four
-# with pages of 4 KiB; smaller pages take more. The link is shared by what each has in flight: bulk that has few leaves
-# the most to expedited loads, which hold their programs for a moment only.
+# Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB, four with
+# 4 KiB; a store of 4 KiB pages fell to 0.78 with four on one machine and had 0.93 with eight on others. The link is
+# shared by what each has in flight: bulk that has few leaves the most to expedited loads, which hold theirs briefly.
 EXPEDITED_PROGRAMS = 32
-BULK_PROGRAMS = 4
-SMALL_PAGE_BYTES = 4 << 10
-SMALL_PAGE_PROGRAMS = 16
+BULK_PROGRAMS = ((16 << 10, 4), (4 << 10, 8), (0, 16))  # (smallest page of at least so many bytes, programs)
 
 _QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
 
@@ -87,7 +85,7 @@ class Mover:
         self._paths = Paths(layout, pool, path)
         self._queues = queues or queues_for(layout.device)
         smallest = min(page.num_bytes for group in layout.groups for page in group.pages)
-        bulk = BULK_PROGRAMS if smallest >= SMALL_PAGE_BYTES else SMALL_PAGE_PROGRAMS
+        bulk = next(programs for num_bytes, programs in BULK_PROGRAMS if smallest >= num_bytes)
         self._programs = {queue: EXPEDITED_PROGRAMS if queue is Queue.EXPEDITED else bulk for queue in Queue}
         slots = layout.slots_together
         capacity = index_capacity or max(2 * slots, min(4 * slots, 1 << 20), 1 << 16)
