@@ -7,18 +7,22 @@ Nothing here imports torch, and numpy is imported only where an index array is m
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvmove import schema
 from kvmove.errors import RecordError
+from kvmove.prefix import BlockSizes, GroupBytes
 from kvmove.transfers import JobKind, Lane, Load, Part, Store
 
 __all__ = [
     "RECORDS_VERSION",
     "Action",
+    "BlockSizes",
     "Decision",
     "Demotion",
+    "GroupBytes",
     "Hit",
     "JobKind",
     "Lane",
@@ -30,7 +34,7 @@ __all__ = [
     "Store",
 ]
 
-RECORDS_VERSION = 2
+RECORDS_VERSION = 3
 
 
 class Action(StrEnum):
@@ -57,8 +61,13 @@ class Hit:
 
     Times are nanoseconds; `None` is an unknown estimate. Ranges are those of `kvmove.schema`.
 
+    A policy may load only some leading blocks. What these weigh follows from `sizes`; without it the blocks are
+    taken to be equally large, as near as whole bytes and tokens allow, rounded up. Give `sizes` where the last
+    block is partial or a group has a sliding window: the sizes of a cut are exact then. The whole hit always
+    weighs `bytes`, and with windows that can be less than one block less weighs.
+
     Raises:
-        RecordError: a value is out of range, or the token counts do not add up.
+        RecordError: a value is out of range, the token counts do not add up, or the hit is not of such blocks.
     """
 
     request: str
@@ -74,21 +83,12 @@ class Hit:
     deferrals: int = 0
     priority: int = 0
     deadline_left_ns: int | None = None
+    sizes: BlockSizes | None = None
+    cuts: tuple[int, ...] | None = None  # leading blocks at which the hit can be cut, rising; None: at every block
 
     def __post_init__(self) -> None:
         _check_ranges(self, schema.HIT, "hit")
-        if self.cached_tokens + self.tokens + self.compute_tokens != self.prompt_tokens:
-            raise RecordError(
-                f"hit: cached_tokens {self.cached_tokens} + tokens {self.tokens} + compute_tokens "
-                f"{self.compute_tokens} is not prompt_tokens {self.prompt_tokens}; every token is one of the three"
-            )
-        if self.blocks > self.tokens:
-            raise RecordError(f"hit: {self.blocks} blocks for {self.tokens} tokens; a block has at least one token")
-        if self.bytes > self.tokens * schema.MAX_BYTES_PER_TOKEN:
-            raise RecordError(
-                f"hit: {self.bytes} bytes for {self.tokens} tokens is more than "
-                f"{schema.MAX_BYTES_PER_TOKEN} bytes a token; is `bytes` counted for one GPU?"
-            )
+        _check_invariants(self, schema.HIT_INVARIANTS, "hit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +115,7 @@ class StepState:
 
     def __post_init__(self) -> None:
         _check_ranges(self, schema.STEP, "step")
-        if self.budget_remaining_bytes > self.budget_bytes:
-            raise RecordError(
-                f"step: budget_remaining_bytes {self.budget_remaining_bytes} is more than "
-                f"budget_bytes {self.budget_bytes}"
-            )
+        _check_invariants(self, schema.STEP_INVARIANTS, "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +184,14 @@ class Result:
             raise RecordError(f"result of job {self.job}: kind {self.kind!r} in lane {self.lane!r}")
 
 
+def _check_cuts(cuts: tuple[int, ...], blocks: int) -> None:
+    last = 0
+    for cut in cuts:
+        if type(cut) is not int or not last < cut < blocks:
+            raise RecordError(f"hit: cuts is {cuts!r}; rising ints from 1 to {blocks - 1} are needed, or None")
+        last = cut
+
+
 def _check_counts(who: str, **counts: int) -> None:
     for name, value in counts.items():
         if type(value) is not int or value < 0:
@@ -203,3 +207,9 @@ def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: 
             hint = " or None" if v.optional else ""
             raise RecordError(f"{what}: {v.attribute} is {value!r}; an int{hint} is needed ({v.doc})")
         raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
+
+
+def _check_invariants(record: object, invariants: tuple[schema.Invariant, ...], what: str) -> None:
+    for invariant in invariants:
+        if not invariant.holds(record):
+            raise RecordError(f"{what}: {invariant.complaint_about(record)}")

@@ -99,4 +99,54 @@ BY_NAME: dict[str, Variable] = {v.name: v for v in VARIABLES}
 HIT: tuple[Variable, ...] = tuple(v for v in VARIABLES if v.scope is Scope.HIT)
 STEP: tuple[Variable, ...] = tuple(v for v in VARIABLES if v.scope is Scope.STEP)
 
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A fact about the variables of every hit, or of every step: the sum of `terms` is zero, or at most zero.
+
+    `complaint` says what is wrong with a record that breaks it; names in braces are the record's attributes.
+    """
+
+    terms: tuple[tuple[int, str], ...]  # how often, and the name of a variable that is never unknown
+    equal: bool  # the sum is zero; otherwise it is at most zero
+    complaint: str
+
+    def holds(self, record: object) -> bool:
+        """Whether the record, whose values are in range, keeps to it."""
+        total = sum(times * int(getattr(record, BY_NAME[name].attribute)) for times, name in self.terms)
+        return total == 0 if self.equal else total <= 0
+
+    def complaint_about(self, record: object) -> str:
+        """What is wrong with the record, with its values."""
+        values = {BY_NAME[name].attribute: getattr(record, BY_NAME[name].attribute) for _, name in self.terms}
+        return self.complaint.format(**values)
+
+
+HIT_INVARIANTS: tuple[Invariant, ...] = (
+    Invariant(
+        ((1, "cached_tokens"), (1, "tokens"), (1, "compute_tokens"), (-1, "prompt_tokens")),
+        True,
+        "cached_tokens {cached_tokens} + tokens {tokens} + compute_tokens {compute_tokens} is not prompt_tokens "
+        "{prompt_tokens}; every token is one of the three",
+    ),
+    Invariant(
+        ((1, "blocks"), (-1, "tokens")),
+        False,
+        "{blocks} blocks for {tokens} tokens; a block has at least one token",
+    ),
+    Invariant(
+        ((1, "bytes"), (-MAX_BYTES_PER_TOKEN, "tokens")),
+        False,
+        f"{{bytes}} bytes for {{tokens}} tokens is more than {MAX_BYTES_PER_TOKEN} bytes a token; "
+        "is `bytes` counted for one GPU?",
+    ),
+)
+STEP_INVARIANTS: tuple[Invariant, ...] = (
+    Invariant(
+        ((1, "budget_remaining"), (-1, "budget")),
+        False,
+        "budget_remaining_bytes {budget_remaining_bytes} is more than budget_bytes {budget_bytes}",
+    ),
+)
+
 DEFAULT_BUDGET_BYTES = 64 << 20  # the step budget where neither the engine nor the policy names one
