@@ -110,16 +110,21 @@ class Invariant:
     terms: tuple[tuple[int, str], ...]  # how often, and the name of a variable that is never unknown
     equal: bool  # the sum is zero; otherwise it is at most zero
     complaint: str
+    _attributes: tuple[tuple[int, str], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_attributes", tuple((n, BY_NAME[name].attribute) for n, name in self.terms))
 
     def holds(self, record: object) -> bool:
         """Whether the record, whose values are in range, keeps to it."""
-        total = sum(times * int(getattr(record, BY_NAME[name].attribute)) for times, name in self.terms)
+        total = 0
+        for times, attribute in self._attributes:
+            total += times * getattr(record, attribute)
         return total == 0 if self.equal else total <= 0
 
     def complaint_about(self, record: object) -> str:
         """What is wrong with the record, with its values."""
-        values = {BY_NAME[name].attribute: getattr(record, BY_NAME[name].attribute) for _, name in self.terms}
-        return self.complaint.format(**values)
+        return self.complaint.format(**{name: getattr(record, name) for _, name in self._attributes})
 
 
 HIT_INVARIANTS: tuple[Invariant, ...] = (
