@@ -24,8 +24,10 @@ from kvmove.errors import (
 )
 from kvmove.records import (
     Action,
+    BlockSizes,
     Decision,
     Demotion,
+    GroupBytes,
     Hit,
     JobKind,
     Lane,
@@ -59,9 +61,11 @@ _HOME = {
 
 __all__ = [
     "Action",
+    "BlockSizes",
     "CacheLayout",
     "Decision",
     "Demotion",
+    "GroupBytes",
     "Hit",
     "HostPool",
     "HostTier",

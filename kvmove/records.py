@@ -89,6 +89,52 @@ class Hit:
     def __post_init__(self) -> None:
         _check_ranges(self, schema.HIT, "hit")
         _check_invariants(self, schema.HIT_INVARIANTS, "hit")
+        if self.sizes is not None:
+            problem = self.sizes.why_not(self.bytes, self.tokens, self.blocks)
+            if problem is not None:
+                raise RecordError(f"hit: {problem}")
+        if self.cuts is not None:
+            _check_cuts(self.cuts, self.blocks)
+
+    def prefix_bytes(self, blocks: int) -> int:
+        """Bytes that loading the leading `blocks` moves to one GPU; `blocks` is from 1 to all of them."""
+        if blocks == self.blocks:
+            return self.bytes
+        return -(-blocks * self.bytes // self.blocks) if self.sizes is None else self.sizes.bytes_of(blocks)
+
+    def prefix_tokens(self, blocks: int) -> int:
+        """Tokens that the leading `blocks` cover; `blocks` is from 1 to all of them."""
+        if blocks == self.blocks:
+            return self.tokens
+        return -(-blocks * self.tokens // self.blocks) if self.sizes is None else blocks * self.sizes.block_tokens
+
+    def blocks_within_bytes(self, limit_bytes: int) -> int:
+        """The most leading blocks at which the hit can be cut and that weigh no more than the limit; 0: none does."""
+        if limit_bytes >= self.bytes:
+            return self.blocks
+        if limit_bytes <= 0:
+            return 0
+        if self.sizes is None:
+            # k blocks weigh k * bytes / blocks, rounded up: no more than a whole limit exactly when the quotient is.
+            return self._last_cut(limit_bytes * self.blocks // self.bytes)
+        return self._last_cut(self.sizes.blocks_within(limit_bytes, self.blocks - 1))
+
+    def blocks_within_tokens(self, limit_tokens: int) -> int:
+        """The most leading blocks at which the hit can be cut and that cover no more tokens; 0: none does."""
+        if limit_tokens >= self.tokens:
+            return self.blocks
+        if limit_tokens <= 0:
+            return 0
+        if self.sizes is None:
+            return self._last_cut(limit_tokens * self.blocks // self.tokens)
+        return self._last_cut(limit_tokens // self.sizes.block_tokens)
+
+    def _last_cut(self, blocks: int) -> int:
+        """The last cut at or before `blocks`, which are fewer than all: longer prefixes of whole blocks weigh more."""
+        if self.cuts is None:
+            return blocks
+        position = bisect_right(self.cuts, blocks)
+        return self.cuts[position - 1] if position else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
