@@ -1,0 +1,28 @@
+"""`kvmove lsp`: what an editor starts to check, complete and format policies while they are written."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from kvmove.errors import Refused
+
+
+def lsp(
+    tcp: Annotated[
+        int | None,
+        typer.Option("--tcp", metavar="PORT", min=1, max=65535, help="Serve one client on this port of 127.0.0.1."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Show what `kvmove check --strict` does.")] = False,
+) -> None:
+    """Serve an editor, over standard input and output or over TCP, with the Language Server Protocol.
+
+    Exit status 0: the editor shut the server down. 1: it left without. 2: the extra `lsp` is not installed.
+    """
+    if find_spec("pygls") is None or find_spec("lsprotocol") is None:
+        raise Refused("the language server needs pygls 2 or newer; install it with: pip install 'kvmove[lsp]'")
+    from kvmove.editors.server import serve
+
+    raise typer.Exit(serve(tcp_port=tcp, strict=strict))
