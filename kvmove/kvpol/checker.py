@@ -129,11 +129,6 @@ class _Checker:
             what = type_name(meaning)
             self.findings.error(f"the limit of `at most` is in bytes or tokens, but this is {what}", expr.span)
             return None
-        self.findings.warn(
-            "`at most` is checked, and cannot run yet in this version",
-            expr.span,
-            help="a policy with such a rule is refused when it is loaded; without it the rule loads the whole hit",
-        )
         needs = tuple(sorted(meaning.needs, key=lambda v: v.name))
         return Limit(meaning.ratio, meaning.dimension, needs, expr.span)
 

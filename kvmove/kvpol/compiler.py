@@ -17,13 +17,14 @@ from typing import Any
 
 from kvmove.errors import InternalError
 from kvmove.kvpol import checked
-from kvmove.kvpol.checked import CheckedRule, Condition, LetHolds, Program
+from kvmove.kvpol.checked import CheckedRule, Condition, LetHolds, Limit, Program
 from kvmove.kvpol.exact import Ratio
 from kvmove.kvpol.nodes import again, at_line, balanced, is_none, joined, load
 from kvmove.kvpol.source import Source
+from kvmove.kvpol.units import TOKENS
 from kvmove.kvpol.usage import Usage, count_usage
-from kvmove.kvpol.whole import Const, Least, Local, Magnitude, Most, Read, Times, Total, Whole
-from kvmove.schema import Scope, Variable
+from kvmove.kvpol.whole import ONE, Const, Least, Local, Magnitude, Most, Read, Times, Total, Whole
+from kvmove.schema import BY_NAME, Scope, Variable
 
 Decide = Callable[[Any, Any], int]
 
@@ -33,10 +34,11 @@ _COMPARE: dict[str, type[ast.cmpop]] = {
 
 
 def compile_program(program: Program, source: Source) -> Decide:
-    """The function `decide(hit, step)` of `program`, which has no `at most` rule.
+    """The function `decide(hit, step)` of `program`.
 
-    It reads the attributes of `kvmove.Hit` and `kvmove.StepState` and returns `(blocks << 8) | rule`. It has
-    no globals, no builtins and no state.
+    It reads the attributes of `kvmove.Hit` and `kvmove.StepState` and returns `(blocks << 8) | rule`. For a rule
+    with `at most` it calls the hit, which knows what its leading blocks weigh. It has no globals, no builtins and
+    no state.
     """
     module = ast.Module([_Compiler(program, source).function()], [])
     code = compile(module, f"<policy {source.name}>", "exec")
@@ -104,19 +106,46 @@ class _Compiler:
 
     def _rule(self, rule: CheckedRule, index: int, state: _State) -> tuple[list[ast.stmt], _State, bool]:
         decision = ast.Return(ast.Constant(index))
-        if rule.condition == checked.TRUE:
+        if rule.condition == checked.TRUE and rule.limit is None:
             return [decision], state, True
         if rule.condition == checked.FALSE:
             return [], state, False
         statements: list[ast.stmt] = []
-        for let, part in self.usage.hoisted_for(rule.condition):
+        for let, part in self.usage.hoisted_for(rule):
             name = _let_local(let, part)
             if name not in state.bound:
                 node, state = self._hoisted(let, part, state)
                 statements.append(ast.Assign([ast.Name(name, ast.Store())], node))
                 state = state.with_local(name)
         test = self._condition(rule.condition, state)
+        if rule.limit is not None:
+            test = self._fits(test, rule.limit)
+            decision = self._cut(index, test.if_true)
         return [*statements, ast.If(test.node, [decision], [])], test.if_false, False
+
+    def _fits(self, test: _Test, limit: Limit) -> _Test:
+        """Whether `test` holds and the limit is known and a block fits; `_BLOCKS` is then how many do."""
+        guard = self._all([], limit.needs, test.if_true)
+        amount, after = self._whole(limit.amount.numerator, guard.if_true)
+        if limit.amount.denominator != ONE:
+            # Prefixes are whole, so what fits the limit rounded down is what fits the limit.
+            divisor, after = self._whole(limit.amount.denominator, after)
+            amount = ast.BinOp(amount, ast.FloorDiv(), divisor)
+        within = "blocks_within_tokens" if limit.dimension == TOKENS else "blocks_within_bytes"
+        call = ast.Call(ast.Attribute(load("hit"), within, ast.Load()), [amount], [])
+        blocks = ast.NamedExpr(ast.Name(_BLOCKS, ast.Store()), call)
+        always = (test.node, guard.node) if not isinstance(test.node, ast.Constant) else (guard.node,)
+        nodes = [*(node for node in always if node is not _NOTHING), blocks]
+        failed = test.if_false.met(guard.if_false).met(after)
+        return _Test(joined(ast.And(), nodes), after, failed)
+
+    def _cut(self, index: int, state: _State) -> ast.Return:
+        """The verdict of a rule whose limit leaves `_BLOCKS`: 0 blocks stand for all of them."""
+        every, _ = self._read(BY_NAME["blocks"], state)
+        some = ast.BinOp(load(_BLOCKS), ast.LShift(), ast.Constant(8))
+        verdict = ast.BinOp(some, ast.BitOr(), ast.Constant(index))
+        is_cut = ast.Compare(load(_BLOCKS), [ast.Lt()], [every])
+        return ast.Return(ast.IfExp(is_cut, verdict, ast.Constant(index)))
 
     def _hoisted(self, let: int, part: str, state: _State) -> tuple[ast.expr, _State]:
         """A let's value computed ahead of a rule; 0 where it is unknown, which nothing reads."""
@@ -294,6 +323,7 @@ class _Compiler:
 
 
 _NOTHING: ast.expr = ast.Constant(True)  # the node of a test with nothing to test
+_BLOCKS = "blocks"  # the local with the leading blocks that fit; no other local has such a name
 
 
 def _let_local(let: int, part: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from kvmove.errors import PolicyError
 from kvmove.records import Action
 
 if TYPE_CHECKING:
@@ -78,7 +77,6 @@ class Policy:
         from kvmove.kvpol.compiler import compile_program
 
         program = analysis.usable()
-        _refuse_limits(program, analysis.source)
         source = analysis.source
         self.analysis, self.program = analysis, program
         self.text = source.text
@@ -136,24 +134,6 @@ def _restore(text: str, source_name: str, overrides: dict[str, Override], defaul
     from kvmove.kvpol.source import Source
 
     return Policy(analyse(Source(source_name, text), overrides), overrides, default_name)
-
-
-def _refuse_limits(program: Program, source: Source) -> None:
-    from kvmove.kvpol.findings import Finding, Severity
-    from kvmove.kvpol.render import render
-
-    findings = [
-        Finding(
-            Severity.ERROR,
-            "`at most` is checked but not compiled yet in this version",
-            rule.limit.span,
-            "without it the rule loads the whole hit",
-        )
-        for rule in program.rules
-        if rule.limit is not None
-    ]
-    if findings:
-        raise PolicyError("\n\n".join(render(f, source) for f in findings), findings)
 
 
 def _rules(program: Program, source: Source) -> tuple[Rule, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kvmove.kvpol import checked
-from kvmove.kvpol.checked import Condition, Program
+from kvmove.kvpol.checked import CheckedRule, Condition, Program
 from kvmove.kvpol.exact import Ratio
 from kvmove.kvpol.whole import Const, Least, Local, Magnitude, Most, Read, Times, Total, Whole
 from kvmove.schema import Variable
@@ -24,17 +24,17 @@ LetPart = tuple[int, str]  # a let's index, and: numerator, denominator, conditi
 
 @dataclass(slots=True)
 class Usage:
-    """Counts over every rule's condition and the lets that they reach."""
+    """Counts over every rule's condition and limit, and the lets that they reach."""
 
     program: Program
     reads: Counter[Variable] = field(default_factory=Counter)
     lets: Counter[LetPart] = field(default_factory=Counter)
     hoisted: set[LetPart] = field(default_factory=set)
 
-    def hoisted_for(self, condition: Condition) -> list[LetPart]:
-        """The hoisted lets that `condition` needs, those that others build on first."""
+    def hoisted_for(self, rule: CheckedRule) -> list[LetPart]:
+        """The hoisted lets that a rule's condition and limit need, those that others build on first."""
         found: set[LetPart] = set()
-        waiting = list(_parts(condition))
+        waiting = [part for node in _nodes(rule) for part in _parts(node)]
         seen: set[LetPart] = set()
         while waiting:
             part = waiting.pop()
@@ -48,7 +48,7 @@ class Usage:
 def count_usage(program: Program) -> Usage:
     """Count what the rules of `program` use."""
     usage = Usage(program)
-    waiting: list[Condition | Whole] = [r.condition for r in program.rules]
+    waiting = [node for rule in program.rules for node in _nodes(rule)]
     seen: set[LetPart] = set()
     while waiting:
         node = waiting.pop()
@@ -60,11 +60,19 @@ def count_usage(program: Program) -> Usage:
                     waiting.append(_definition(program, leaf))
             else:
                 usage.reads[leaf] += 1
-    # The guards of a hoisted amount read its estimates once more.
+    # The guards of a limit, and those of a hoisted amount, read its estimates once more.
+    for rule in program.rules:
+        usage.reads.update(() if rule.limit is None else rule.limit.needs)
     for let, _ in seen:
         usage.reads.update(program.lets[let].needs)
     _hoist(usage, seen)
     return usage
+
+
+def _nodes(rule: CheckedRule) -> list[Condition | Whole]:
+    if rule.limit is None:
+        return [rule.condition]
+    return [rule.condition, rule.limit.amount.numerator, rule.limit.amount.denominator]
 
 
 def _hoist(usage: Usage, seen: set[LetPart]) -> None:

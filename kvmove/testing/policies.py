@@ -49,9 +49,9 @@ def _texts(draw: st.DrawFn, max_rules: int, max_depth: int) -> str:
     lines += [writer.let(i) for i in range(draw(st.integers(0, 3)))]
     for i in range(draw(st.integers(0, max_rules))):
         label = f"@r{i} " if draw(st.booleans()) else ""
-        lines.append(f"{label}{writer.action()} if {writer.condition(max_depth)}")
+        lines.append(f"{label}{writer.decision()} if {writer.condition(max_depth)}")
     if draw(st.booleans()):
-        lines.append(writer.action())
+        lines.append(writer.decision())
     if draw(st.booleans()):
         lines.append(f"assert {writer.action()} implies {writer.condition(1)}")
     return "\n".join(lines) + "\n"
@@ -77,6 +77,20 @@ class _Writer:
 
     def action(self) -> str:
         return self.pick(["sync", "async", "recompute", "defer"])
+
+    def decision(self) -> str:
+        """An action, which for one in three loads is cut to a limit."""
+        action = self.action()
+        if action not in ("sync", "async") or self.draw(st.integers(0, 2)):
+            return action
+        unit = self.draw(st.sampled_from([Unit.BYTES, Unit.TOKENS]))
+        size = "bytes" if unit is Unit.BYTES else "tokens"
+        ways: list[Callable[[], str]] = [
+            lambda: self.pick(["budget_remaining", f"{size} / 2", f"{size} - 1{_SMALLEST[unit]}"]),
+            lambda: self.amount(unit, self.max_depth),
+            lambda: f"{size} * {self.group(self.ratio(unit, unit, 1))}",
+        ]
+        return f"{action} at most {self.draw(st.sampled_from(ways))()}"
 
     def param(self, index: int) -> str:
         name = f"p{index}"

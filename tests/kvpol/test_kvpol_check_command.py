@@ -55,13 +55,6 @@ def test_warnings_fail_only_strictly(tmp_path: Path) -> None:
     assert run("--strict", path).exit_code == 1
 
 
-def test_a_rule_that_cannot_run_yet_is_warned_of(tmp_path: Path) -> None:
-    """A file that passes the check and is refused when it is loaded says so here."""
-    result = run(write(tmp_path, "sync at most budget_remaining\nasync\n"))
-    assert result.exit_code == 0
-    assert "warning: `at most` is checked, and cannot run yet in this version" in result.stdout
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
