@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvmove.kvpol import checked, exact, tree
+from kvmove.kvpol import checked, codes, exact, tree
 from kvmove.kvpol.findings import Fix, Note
 from kvmove.kvpol.scope import FUNCTIONS, Amount, Claim, Meaning, type_name
 from kvmove.kvpol.source import quoted
@@ -34,7 +34,7 @@ def check_call(checker: ExpressionChecker, call: tree.Call) -> Meaning:  # noqa:
     amounts = [m for m in meanings if isinstance(m, Amount)]
     for argument, m in zip(call.arguments, meanings, strict=True):
         if isinstance(m, Claim):
-            checker.findings.error(f"`{name}` needs amounts, but this is a condition", argument.span)
+            checker.findings.report(codes.NO_AMOUNT, f"`{name}` needs amounts, but this is a condition", argument.span)
     if len(amounts) < len(meanings) or not _same_units(checker, call, amounts):
         return None
     ratios = [a.ratio for a in amounts]
@@ -46,7 +46,9 @@ def check_call(checker: ExpressionChecker, call: tree.Call) -> Meaning:  # noqa:
         case "abs":
             return checker.amount(call.span, lambda: exact.magnitude(ratios[0]), amounts)
     if ratios[1].range.low > ratios[2].range.high:
-        checker.findings.error("the lowest value of this `clamp` is above its highest", call.span)
+        checker.findings.report(
+            codes.CLAMP_REVERSED, "the lowest value of this `clamp` is above its highest", call.span
+        )
         return None
     return checker.amount(call.span, lambda: exact.least([exact.most(ratios[:2]), ratios[2]]), amounts)
 
@@ -60,7 +62,8 @@ def _known(checker: ExpressionChecker, call: tree.Call) -> Meaning:
         return None
     argument = meanings[0]
     if isinstance(argument, Claim):
-        checker.findings.error(
+        checker.findings.report(
+            codes.NO_AMOUNT,
             "`known` asks about an amount, but this is a condition",
             call.arguments[0].span,
             help="ask about the estimates that it reads",
@@ -68,7 +71,9 @@ def _known(checker: ExpressionChecker, call: tree.Call) -> Meaning:
         return None
     if not argument.needs:
         text = quoted(checker.source.slice(call.arguments[0].span))
-        checker.findings.warn(f"{text} is always known", call.span, help="leave this condition out")
+        checker.findings.report(
+            codes.ALWAYS_KNOWN, f"{text} is always known", call.span, help="leave this condition out"
+        )
         return Claim(checked.TRUE)
     checker.scope.asked |= argument.needs
     return Claim(checked.Known(tuple(sorted(argument.needs, key=lambda v: v.name)), negated=False))
@@ -78,12 +83,14 @@ def _fits(checker: ExpressionChecker, call: tree.Call) -> bool:
     name, given = call.function.text, len(call.arguments)
     if name not in FUNCTIONS:
         help = did_you_mean(name, FUNCTIONS) or f"the functions are {listed(FUNCTIONS)}"
-        checker.findings.error(f"unknown function {quoted(name)}", call.function.span, help=help)
+        checker.findings.report(
+            codes.UNKNOWN_FUNCTION, f"unknown function {quoted(name)}", call.function.span, help=help
+        )
         return False
     needed, spelled = _ARGUMENTS[name]
     if given == needed or (given > needed and name in ("min", "max")):
         return True
-    checker.findings.error(f"`{name}` takes {spelled}, not {given}", call.span)
+    checker.findings.report(codes.ARGUMENTS, f"`{name}` takes {spelled}, not {given}", call.span)
     return False
 
 
@@ -95,12 +102,13 @@ def _same_units(checker: ExpressionChecker, call: tree.Call, amounts: list[Amoun
             continue
         agree = False
         unit = CANONICAL.get(first.dimension)
-        help, fix = None, None
+        help, fix, code = None, None, codes.UNITS_DIFFER
         if unit and amount.dimension == NUMBER and isinstance(argument, tree.Quantity) and argument.text[-1] != "%":
             help = f"give {quoted(argument.text)} its unit, such as `{argument.text}{unit}`"
-            fix = Fix(argument.span, argument.text + unit)
+            fix, code = Fix(argument.span, argument.text + unit), codes.UNIT_MISSING
         note = Note(f"{quoted(checker.source.slice(call.arguments[0].span))} is {_in(first)}")
-        checker.findings.error(
+        checker.findings.report(
+            code,
             f"the arguments of `{call.function.text}` need one unit, but this is {_in(amount)}",
             argument.span,
             help=help,

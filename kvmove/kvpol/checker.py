@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvmove.kvpol import checked, tree
+from kvmove.kvpol import checked, codes, tree
 from kvmove.kvpol.checked import CheckedAssert, CheckedRule, Limit, OutcomeIn, Program
 from kvmove.kvpol.definitions import Definitions
 from kvmove.kvpol.expressions import ExpressionChecker
@@ -85,9 +85,9 @@ class _Checker:
     def _header(self) -> None:
         header = self.file.header
         if header is not None and not header.name.strip():
-            self.findings.error("a policy's name is not empty", header.span)
+            self.findings.report(codes.BAD_TITLE, "a policy's name is not empty", header.span)
         elif header is not None and not header.name.isprintable():
-            self.findings.error("a policy's name is printable text", header.span)
+            self.findings.report(codes.BAD_TITLE, "a policy's name is printable text", header.span)
 
     def _rule(self, rule: tree.Rule) -> None:
         self._order(rule)
@@ -95,6 +95,8 @@ class _Checker:
         if rule.condition is not None:
             claim = self.expressions.condition(rule.condition, "a rule's condition")
             condition = None if claim is None else claim.condition
+            if claim is not None:
+                self._constant(rule.condition, claim)
             if self.strict:
                 self._unasked()
         limit = None if rule.limit is None else self._limit(rule.limit)
@@ -103,15 +105,26 @@ class _Checker:
         label = rule.label.text if rule.label else None
         self.rules.append(CheckedRule(rule.action, label, condition, limit, _unconditional(rule), rule.span))
 
+    def _constant(self, expr: tree.Expr, claim: Claim) -> None:
+        """Say that a condition which is not written as `true` is the same for every hit, if no part of it was."""
+        said = self.findings.any_in(expr.span, (codes.CONSTANT, codes.NEVER_REACHED, codes.ALWAYS_KNOWN))
+        written = isinstance(expr, tree.Boolean) and expr.value
+        if isinstance(claim.condition, checked.Truth) and not (claim.tunable or written or said):
+            always, help = ("true", "leave it out") if claim.condition.value else ("false", "remove the rule")
+            self.findings.report(codes.CONSTANT, f"this condition is always {always}", expr.span, help=help)
+
     def _order(self, rule: tree.Rule) -> None:
         label = rule.label
         if label is not None and label.text in self.labels:
             note = Note("it labels this rule first", self.labels[label.text].span)
-            self.findings.error(f"two rules have the label `@{label.text}`", label.span, notes=(note,))
+            self.findings.report(
+                codes.LABEL_TWICE, f"two rules have the label `@{label.text}`", label.span, notes=(note,)
+            )
         elif label is not None:
             self.labels[label.text] = label
         if self.always is not None and not self.dead_reported:
-            self.findings.error(
+            self.findings.report(
+                codes.UNREACHABLE,
                 "this rule can never be reached",
                 rule.action_span,
                 help="rules are tried in order: put the one without a condition last",
@@ -127,7 +140,9 @@ class _Checker:
             return None
         if isinstance(meaning, Claim) or meaning.dimension not in (BYTES, TOKENS):
             what = type_name(meaning)
-            self.findings.error(f"the limit of `at most` is in bytes or tokens, but this is {what}", expr.span)
+            self.findings.report(
+                codes.LIMIT_UNIT, f"the limit of `at most` is in bytes or tokens, but this is {what}", expr.span
+            )
             return None
         needs = tuple(sorted(meaning.needs, key=lambda v: v.name))
         return Limit(meaning.ratio, meaning.dimension, needs, expr.span)
@@ -137,7 +152,8 @@ class _Checker:
         unasked = {v.name: span for v, span in self.scope.reads.items() if v not in self.scope.asked}
         if unasked:
             them = "it" if len(unasked) == 1 else "them"
-            self.findings.warn(
+            self.findings.report(
+                codes.MAY_BE_UNKNOWN,
                 f"{listed(sorted(unasked))} may be unknown, and then what compares {them} is false",
                 min(unasked.values()),
                 help=f"if that is meant, say so with `known({' + '.join(sorted(unasked))})`",
@@ -163,21 +179,24 @@ class _Checker:
             return  # a name may be unused because of a mistake that has been reported
         for d in self.scope.defined.values():
             if not d.used:
-                self.findings.warn(f"{d.kind} `{d.name}` is never used", d.span, help="remove it")
+                self.findings.report(codes.NEVER_USED, f"{d.kind} `{d.name}` is never used", d.span, help="remove it")
 
     def _ending(self) -> None:
         rules = list(self.file.rules)
         if len(rules) > MAX_RULES:
-            self.findings.error(f"more than {MAX_RULES} rules", rules[MAX_RULES].action_span)
+            self.findings.report(codes.TOO_MANY_RULES, f"more than {MAX_RULES} rules", rules[MAX_RULES].action_span)
         if self.findings.has_errors or self.always is not None:
             return
         if not rules:
             end = len(self.source.text)
             message = "there is no rule, so every hit loads asynchronously"
-            self.findings.warn(message, Span(max(0, end - 1), end), help="write `async` to say so")
+            self.findings.report(codes.NO_RULE, message, Span(max(0, end - 1), end), help="write `async` to say so")
         elif self.strict:
-            self.findings.warn(
-                "the last rule is left to be `async`", rules[-1].span, help="write `async` as the last rule to say so"
+            self.findings.report(
+                codes.IMPLICIT_LAST,
+                "the last rule is left to be `async`",
+                rules[-1].span,
+                help="write `async` as the last rule to say so",
             )
 
 

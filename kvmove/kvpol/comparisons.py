@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvmove.kvpol import checked, exact, tree, whole
+from kvmove import schema
+from kvmove.kvpol import checked, codes, exact, tree, whole
 from kvmove.kvpol.findings import Fix, Note
 from kvmove.kvpol.scope import Amount, Claim, Meaning, type_name
 from kvmove.kvpol.source import quoted
@@ -21,7 +22,9 @@ def check_comparison(checker: ExpressionChecker, expr: tree.Compare) -> Meaning:
         if isinstance(m, Claim):
             symbol = expr.operators[0].text
             help = "use the condition itself, or `not` and the condition"
-            checker.findings.error(f"`{symbol}` compares amounts, but this is a condition", operand.span, help=help)
+            checker.findings.report(
+                codes.NO_AMOUNT, f"`{symbol}` compares amounts, but this is a condition", operand.span, help=help
+            )
             break  # the other side may be a condition for the same reason
     comparisons: list[checked.Condition | None] = []
     for i, operator in enumerate(expr.operators):
@@ -53,12 +56,15 @@ def _one(
     try:
         a, b = exact.sides(left.ratio, right.ratio)
     except (whole.TooLarge, whole.TooComplex):
-        checker.findings.error("this comparison needs too many operations", expr.span, help="simplify its sides")
+        checker.findings.report(
+            codes.TOO_COMPLEX, "this comparison needs too many operations", expr.span, help="simplify its sides"
+        )
         return None
     always = _always(operator.text, a, b)
     if always is False or (always and not needs):
         if not (left.tunable or right.tunable):
-            checker.findings.warn(
+            checker.findings.report(
+                _constant(left_side, right_side),
                 f"this comparison is always {'true' if always else 'false'}",
                 left_side[0].span.to(right_side[0].span),
                 notes=tuple(
@@ -69,6 +75,15 @@ def _one(
         if not needs:
             return checked.Truth(always)
     return checked.Compare(operator.text, a, b, needs)
+
+
+def _constant(left: tuple[tree.Expr, Amount], right: tuple[tree.Expr, Amount]) -> codes.Code:
+    """Which of two mistakes a comparison is that always gives the same."""
+    for (operand, amount), (_, other) in ((left, right), (right, left)):
+        if isinstance(operand, tree.Name) and operand.name in schema.BY_NAME and other.ratio.is_constant:
+            value, known = other.ratio.range.low, amount.ratio.range
+            return codes.NEVER_REACHED if value < known.low or value > known.high else codes.CONSTANT
+    return codes.CONSTANT
 
 
 def _range_note(checker: ExpressionChecker, operand: tree.Expr, amount: Amount) -> Note:
@@ -89,7 +104,8 @@ def report_mismatch(
         unit = CANONICAL.get(other.dimension)
         bare = isinstance(operand, tree.Quantity) and amount.dimension == NUMBER and not operand.text.endswith("%")
         if bare and unit and isinstance(operand, tree.Quantity):
-            checker.findings.error(
+            checker.findings.report(
+                codes.UNIT_MISSING,
                 f"cannot {verb}",
                 operator.span,
                 help=f"give {quoted(operand.text)} its unit, such as `{operand.text}{unit}`",
@@ -100,7 +116,7 @@ def report_mismatch(
     for operand, amount in (left, right):
         phrase = type_name(amount) if amount.dimension == NUMBER else f"in {type_name(amount)}"
         notes.append(Note(f"{quoted(checker.source.slice(operand.span))} is {phrase}"))
-    checker.findings.error(f"cannot {verb}", operator.span, notes=tuple(notes))
+    checker.findings.report(codes.UNITS_DIFFER, f"cannot {verb}", operator.span, notes=tuple(notes))
 
 
 def _always(operator: str, left: whole.Whole, right: whole.Whole) -> bool | None:

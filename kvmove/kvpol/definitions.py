@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvmove import schema
-from kvmove.kvpol import checked, exact, tree, whole
+from kvmove.kvpol import checked, codes, exact, tree, whole
 from kvmove.kvpol.checked import CheckedLet
 from kvmove.kvpol.expressions import ExpressionChecker
 from kvmove.kvpol.findings import Fix, Note
@@ -32,7 +32,7 @@ class Definitions:
         if name != "budget":
             self._define("param", param.name, meaning)
         elif self.budget is not None:
-            self.findings.error("`budget` is set twice", param.name.span)
+            self.findings.report(codes.DEFINED_TWICE, "`budget` is set twice", param.name.span)
         if isinstance(meaning, Amount):
             self.params.setdefault(name, meaning.ratio.range.low)
             if name == "budget":
@@ -46,13 +46,16 @@ class Definitions:
         is_given, given = name in self.overrides, self.overrides.pop(name, None)
         if param.type.text not in TYPES:
             help = did_you_mean(param.type.text, TYPES) or f"the types are {listed(TYPES)}"
-            self.findings.error(f"unknown type {quoted(param.type.text)}", param.type.span, help=help)
+            self.findings.report(
+                codes.UNKNOWN_TYPE, f"unknown type {quoted(param.type.text)}", param.type.span, help=help
+            )
             return None
         value = self._constant(param)
         if value is None:
             return None
         if param.name.text == "budget" and (param.type.text != "bytes" or isinstance(value, bool)):
-            self.findings.error(
+            self.findings.report(
+                codes.WRONG_TYPE,
                 "`budget` is the step's budget, and that is in bytes",
                 param.type.span,
                 help="write `param budget: bytes`, or choose another name",
@@ -61,7 +64,7 @@ class Definitions:
         if param.name.text == "budget" and not isinstance(value, bool):
             problem = budget_problem(value)
             if problem is not None:
-                self.findings.error(problem, param.value.span)
+                self.findings.report(codes.OUT_OF_RANGE, problem, param.value.span)
                 return None
         if is_given:
             try:
@@ -84,26 +87,33 @@ class Definitions:
             if wanted is None:
                 return value.value
             wants = "a number" if wanted == NUMBER else f"in {param.type.text}"
-            self.findings.error(f"`{param.name.text}` is {wants}, not true or false", value.span)
+            self.findings.report(codes.WRONG_TYPE, f"`{param.name.text}` is {wants}, not true or false", value.span)
             return None
         try:
             amount, dimension = parse_quantity(value.text)
         except QuantityError as e:
             fix = Fix(value.span, e.replacement) if e.replacement else None
-            self.findings.error(e.message, value.span, help=e.help, fix=fix)
+            self.findings.report(e.code, e.message, value.span, help=e.help, fix=fix)
             return None
         if wanted is None:
-            self.findings.error(f"`{param.name.text}` is true or false, not {quoted(value.text)}", value.span)
+            self.findings.report(
+                codes.WRONG_TYPE, f"`{param.name.text}` is true or false, not {quoted(value.text)}", value.span
+            )
             return None
         if dimension != wanted:
             given = "a number without a unit" if dimension == NUMBER else f"in {dimension}"
             wants = "a number" if wanted == NUMBER else f"in {param.type.text}"
-            help, fix = None, None
+            help, fix, code = None, None, codes.WRONG_TYPE
             if dimension == NUMBER and not value.text.endswith("%"):
                 unit = {"bytes": "B", "tokens": "tok", "time": "ns"}[param.type.text]
                 help, fix = f"give it its unit, such as `{value.text}{unit}`", Fix(value.span, value.text + unit)
-            self.findings.error(
-                f"`{param.name.text}` is {wants}, but {quoted(value.text)} is {given}", value.span, help=help, fix=fix
+                code = codes.UNIT_MISSING
+            self.findings.report(
+                code,
+                f"`{param.name.text}` is {wants}, but {quoted(value.text)} is {given}",
+                value.span,
+                help=help,
+                fix=fix,
             )
             return None
         return -amount if param.negative else amount
@@ -127,14 +137,17 @@ class Definitions:
                 self.scope.lets.append(CheckedLet(let.name.text, value.condition, ()))
                 return Claim(condition, value.tunable)
         except whole.TooComplex:
-            self.findings.error("this let builds on too many levels of lets", let.value.span, help="simplify them")
+            self.findings.report(
+                codes.TOO_COMPLEX, "this let builds on too many levels of lets", let.value.span, help="simplify them"
+            )
         return None
 
     def _define(self, kind: str, name: tree.Word, meaning: Meaning) -> None:
         taken = name.text in schema.BY_NAME
         if taken or name.text in FUNCTIONS:
             what = "variable" if taken else "function"
-            self.findings.error(
+            self.findings.report(
+                codes.SHADOWS,
                 f"`{name.text}` is a {what} of the language, and a {kind} cannot take its name",
                 name.span,
                 help="choose another name",
@@ -143,7 +156,7 @@ class Definitions:
         first = self.scope.defined.get(name.text)
         if first is not None:
             note = Note("it is defined here first", first.span)
-            self.findings.error(f"`{name.text}` is defined twice", name.span, notes=(note,))
+            self.findings.report(codes.DEFINED_TWICE, f"`{name.text}` is defined twice", name.span, notes=(note,))
             return
         reads, asked = frozenset(self.scope.reads), frozenset(self.scope.asked)
         self.scope.defined[name.text] = Definition(kind, name.text, name.span, meaning, reads, asked)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvmove import schema
-from kvmove.kvpol import checked, exact, tree, whole
+from kvmove.kvpol import checked, codes, exact, tree, whole
 from kvmove.kvpol.calls import check_call
 from kvmove.kvpol.comparisons import check_comparison, report_mismatch
 from kvmove.kvpol.exact import Ratio
@@ -64,7 +64,9 @@ class ExpressionChecker:
         meaning = self.check(expr)
         if isinstance(meaning, Amount):
             help = "compare it with something, as in `bytes <= budget_remaining`"
-            self.findings.error(f"{what} is true or false, but this is {type_name(meaning)}", expr.span, help=help)
+            self.findings.report(
+                codes.NO_CONDITION, f"{what} is true or false, but this is {type_name(meaning)}", expr.span, help=help
+            )
             return None
         return meaning
 
@@ -76,14 +78,17 @@ class ExpressionChecker:
         try:
             ratio = make()
         except whole.TooLarge as e:
-            self.findings.error(
+            self.findings.report(
+                codes.TOO_LARGE,
                 f"this can reach 2^{e.bits}, and amounts stay below 2^128",
                 span,
                 help="divide earlier, or bound a part with `min` or `clamp`",
             )
             return None
         except whole.TooComplex:
-            self.findings.error("this expression needs too many operations", span, help="simplify it or its lets")
+            self.findings.report(
+                codes.TOO_COMPLEX, "this expression needs too many operations", span, help="simplify it or its lets"
+            )
             return None
         needs = frozenset[schema.Variable]().union(*(o.needs for o in operands))
         return Amount(ratio, like.dimension, needs, any(o.tunable for o in operands))
@@ -93,7 +98,7 @@ class ExpressionChecker:
             value, dimension = parse_quantity(expr.text)
         except QuantityError as e:
             fix = Fix(expr.span, e.replacement) if e.replacement else None
-            self.findings.error(e.message, expr.span, help=e.help, fix=fix)
+            self.findings.report(e.code, e.message, expr.span, help=e.help, fix=fix)
             return None
         return self.amount(expr.span, lambda: exact.constant(value), [], Amount(exact.constant(value % 1), dimension))
 
@@ -103,7 +108,9 @@ class ExpressionChecker:
         if v is not None:
             if v.scope is schema.Scope.OUTCOME and not scope.in_assert:
                 message = f"`{name}` is known only after the decision"
-                self.findings.error(message, expr.span, help="it can be read in an `assert` alone")
+                self.findings.report(
+                    codes.ONLY_AFTERWARDS, message, expr.span, help="it can be read in an `assert` alone"
+                )
                 return None
             needs = frozenset([v]) if v.optional else frozenset[schema.Variable]()
             self._note_reads(needs, expr.span)
@@ -127,7 +134,8 @@ class ExpressionChecker:
         if expr.name in scope.damaged or (later is not None and later.start < expr.span.start):
             return  # its definition has a mistake, which has been reported
         if later is not None:
-            self.findings.error(
+            self.findings.report(
+                codes.USED_TOO_EARLY,
                 f"`{expr.name}` is used before it is defined",
                 expr.span,
                 help="move the definition up",
@@ -137,14 +145,16 @@ class ExpressionChecker:
         help = None if self.findings.full else did_you_mean(expr.name, scope.known_names())
         if expr.name in FUNCTIONS:
             help = f"`{expr.name}` is a function: give it arguments in parentheses"
-        self.findings.error(f"unknown name {quoted(expr.name)}", expr.span, help=help)
+        self.findings.report(codes.UNKNOWN_NAME, f"unknown name {quoted(expr.name)}", expr.span, help=help)
 
     def _negate(self, expr: tree.Negate) -> Meaning:
         operand = self.check(expr.operand)
         if operand is None:
             return None
         if isinstance(operand, Claim):
-            self.findings.error("`-` needs an amount, but this is a condition", expr.operand.span, help="write `not`")
+            self.findings.report(
+                codes.NO_AMOUNT, "`-` needs an amount, but this is a condition", expr.operand.span, help="write `not`"
+            )
             return None
         value = operand
         return self.amount(expr.span, lambda: exact.add([], [value.ratio]), [value])
@@ -194,13 +204,15 @@ class ExpressionChecker:
     def _may_be_zero(self, operand: tree.Expr, divisor: Amount) -> None:
         text = self.source.slice(operand.span)
         if divisor.ratio.is_constant:
-            self.findings.error("this divides by zero", operand.span)
+            self.findings.report(codes.MAY_BE_ZERO, "this divides by zero", operand.span)
             return
         unit = CANONICAL.get(divisor.dimension)
         help = None
         if unit is not None and divisor.ratio.range.low >= 0 and len(text) <= 40:
             help = f"divide by something that cannot be, such as `max({text}, 1{unit})`"
-        self.findings.error(f"{quoted(text)} may be zero here, and it divides", operand.span, help=help)
+        self.findings.report(
+            codes.MAY_BE_ZERO, f"{quoted(text)} may be zero here, and it divides", operand.span, help=help
+        )
 
     def _amounts(self, expr: tree.SumOf | tree.ProductOf, meanings: Sequence[Meaning]) -> list[Amount] | None:
         """The operands as amounts, or None when one is not (reported here) or has a mistake (reported before)."""
@@ -208,7 +220,9 @@ class ExpressionChecker:
         for operand, m in zip(expr.operands, meanings, strict=True):
             if isinstance(m, Claim):
                 operator = expr.operators[0].text
-                self.findings.error(f"`{operator}` needs amounts, but this is a condition", operand.span)
+                self.findings.report(
+                    codes.NO_AMOUNT, f"`{operator}` needs amounts, but this is a condition", operand.span
+                )
         return amounts if len(amounts) == len(meanings) else None
 
     def _not(self, expr: tree.Not) -> Meaning:
@@ -232,5 +246,7 @@ class ExpressionChecker:
         try:
             return Claim(make(), tunable)
         except whole.TooComplex:
-            self.findings.error("this condition builds on too many levels of lets", span, help="simplify its lets")
+            self.findings.report(
+                codes.TOO_COMPLEX, "this condition builds on too many levels of lets", span, help="simplify its lets"
+            )
             return None

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from kvmove.kvpol.codes import Code, Severity
 from kvmove.kvpol.source import Span
 
-
-class Severity(StrEnum):
-    """Whether a policy can be used in spite of a finding."""
-
-    ERROR = "error"
-    WARNING = "warning"
+__all__ = ["Finding", "Findings", "Fix", "Note", "Severity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,8 @@ class Fix:
 class Finding:
     """One mistake (an error) or suspicion (a warning), with its place in the text.
 
-    `message` says what is wrong; `help` says what to do about it, and `fix` does it. `code` is kept for a
-    stable name of this kind of finding.
+    `message` says what is wrong; `help` says what to do about it, and `fix` does it. `code` is the stable name of
+    this kind of finding, such as `KV201`; only what is wrong with the file itself, not its text, has none.
     """
 
     severity: Severity
@@ -46,6 +42,20 @@ class Finding:
     fix: Fix | None = None
     notes: tuple[Note, ...] = ()
     code: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        code: Code,
+        message: str,
+        span: Span,
+        *,
+        help: str | None = None,
+        fix: Fix | None = None,
+        notes: tuple[Note, ...] = (),
+    ) -> Finding:
+        """A finding of the kind `code`, as severe as that kind is."""
+        return cls(code.severity, message, span, help, fix, notes, code.name)
 
     @property
     def is_error(self) -> bool:
@@ -65,19 +75,26 @@ class Findings:
         self._errors: list[Finding] = []
         self._warnings: list[Finding] = []
 
-    def error(
-        self, message: str, span: Span, *, help: str | None = None, fix: Fix | None = None, notes: tuple[Note, ...] = ()
+    def report(
+        self,
+        code: Code,
+        message: str,
+        span: Span,
+        *,
+        help: str | None = None,
+        fix: Fix | None = None,
+        notes: tuple[Note, ...] = (),
     ) -> None:
-        """Record a mistake that keeps the policy from being used."""
-        if not self.full:
-            self._errors.append(Finding(Severity.ERROR, message, span, help, fix, notes))
+        """Record a mistake, or what is probably not meant: the code tells which."""
+        kept = self._errors if code.severity is Severity.ERROR else self._warnings
+        if len(kept) < self.MOST:
+            kept.append(Finding.of(code, message, span, help=help, fix=fix, notes=notes))
 
-    def warn(
-        self, message: str, span: Span, *, help: str | None = None, fix: Fix | None = None, notes: tuple[Note, ...] = ()
-    ) -> None:
-        """Record what is probably not meant."""
-        if len(self._warnings) < self.MOST:
-            self._warnings.append(Finding(Severity.WARNING, message, span, help, fix, notes))
+    def add(self, finding: Finding) -> None:
+        """Record a finding that was made elsewhere."""
+        kept = self._errors if finding.is_error else self._warnings
+        if len(kept) < self.MOST:
+            kept.append(finding)
 
     @property
     def has_errors(self) -> bool:
@@ -92,6 +109,11 @@ class Findings:
     def touches(self, low: int, high: int) -> bool:
         """Whether a mistake was recorded that starts in [low, high)."""
         return any(low <= f.span.start < high for f in self._errors)
+
+    def any_in(self, span: Span, kinds: Sequence[Code]) -> bool:
+        """Whether a finding of one of `kinds` starts in `span`."""
+        names = {code.name for code in kinds}
+        return any(span.start <= f.span.start < span.end and f.code in names for f in (*self._errors, *self._warnings))
 
     def sorted(self) -> tuple[Finding, ...]:
         """Every finding once, by its place in the text."""

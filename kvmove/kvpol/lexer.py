@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvmove.kvpol import codes
 from kvmove.kvpol.findings import Findings, Fix
 from kvmove.kvpol.grammar import grammar
 from kvmove.kvpol.source import Source, Span, quoted
@@ -28,6 +29,7 @@ _FOREIGN = {
     "µ": "u",
     "μ": "u",
 }
+_FOREIGN_OPERATORS = "&|!≤≥≠"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,12 @@ def tokenize(source: Source, findings: Findings) -> list[Token]:
     tokens: list[Token] = []
     for token in _tokens_of(source, findings):
         if len(tokens) == MAX_TOKENS:
-            findings.error(f"this policy has more than {MAX_TOKENS} tokens", token.span, help="split or simplify it")
+            findings.report(
+                codes.TOO_MANY_TOKENS,
+                f"this policy has more than {MAX_TOKENS} tokens",
+                token.span,
+                help="split or simplify it",
+            )
             break
         tokens.append(token)
     return _joined_units(source, tokens, findings)
@@ -78,7 +85,9 @@ def _report_stray(source: Source, start: int, findings: Findings) -> int:
     if character == '"':
         end = text.find("\n", start)
         end = len(text) if end < 0 else end
-        findings.error("this string has no end", Span(start, end), help='write the closing `"` on the same line')
+        findings.report(
+            codes.OPEN_STRING, "this string has no end", Span(start, end), help='write the closing `"` on the same line'
+        )
         return end
     end = start + 1
     while end < len(text) and not (text[end].isascii() and (text[end].isalnum() or text[end] in ' \t\r\n_@#"()')):
@@ -88,9 +97,7 @@ def _report_stray(source: Source, start: int, findings: Findings) -> int:
             break
     stray = text[start:end]
     meant = _FOREIGN.get(character)
-    if character in "&|" and text.startswith(character, start):
-        help = f"write `{meant}`"
-    elif character == "!":
+    if character == "!":
         help = "write `not`, or `!=` for a comparison"
     elif meant:
         help = f"write `{meant}`"
@@ -102,8 +109,19 @@ def _report_stray(source: Source, start: int, findings: Findings) -> int:
         help = "a number needs digits before and after its point, as in `0.5ms`"
     else:
         help = None
-    findings.error(f"{quoted(stray)} means nothing here", Span(start, end), help=help)
+    code = codes.FOREIGN_OPERATOR if character in _FOREIGN_OPERATORS else codes.STRAY
+    span = Span(start, end)
+    fix = Fix(span, _apart(text, span, meant)) if meant and set(stray) == {character} else None
+    findings.report(code, f"{quoted(stray)} means nothing here", span, help=help, fix=fix if character != "!" else None)
     return end
+
+
+def _apart(text: str, span: Span, word: str) -> str:
+    """`word` as it can stand in place of `span`: with a space where it would run into its neighbours."""
+    if not word.isalpha() or len(word) == 1:
+        return word
+    before = " " if text[span.start - 1 : span.start].strip() else ""
+    return before + word + (" " if text[span.end : span.end + 1].strip() else "")
 
 
 def _joined_units(source: Source, tokens: list[Token], findings: Findings) -> list[Token]:
@@ -125,7 +143,8 @@ def _joined_units(source: Source, tokens: list[Token], findings: Findings) -> li
             span = before.span.to(token.span)
             whole = Token("QUANTITY", before.text + token.text, span)
             if token.text in UNITS:
-                findings.error(
+                findings.report(
+                    codes.SPACED_UNIT,
                     f"a space between {quoted(before.text)} and its unit {quoted(token.text)}",
                     span,
                     help=f"a number and its unit are one word: write {quoted(whole.text)}",

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvmove.errors import PolicyError
-from kvmove.kvpol.findings import Finding, Findings, Severity
+from kvmove.kvpol import codes
+from kvmove.kvpol.findings import Finding, Findings
 from kvmove.kvpol.lexer import Token
 from kvmove.kvpol.render import render
 from kvmove.kvpol.source import Source, Span
@@ -64,9 +65,8 @@ def check_text(source: Source) -> None:
     if size > MAX_BYTES:
         end = len(text)
         message = f"this policy is larger than {MAX_BYTES >> 10} KiB"
-        finding = Finding(
-            Severity.ERROR, message, Span(end - 1, end), "a policy is a few rules: is this the right file?"
-        )
+        help = "a policy is a few rules: is this the right file?"
+        finding = Finding.of(codes.FILE_TOO_LARGE, message, Span(end - 1, end), help=help)
         raise PolicyError(render(finding, source), [finding])
 
 
@@ -75,7 +75,7 @@ def shorten_numbers(tokens: Sequence[Token], findings: Findings) -> list[Token]:
     short: list[Token] = []
     for token in tokens:
         if token.kind == "QUANTITY" and sum(map(str.isdigit, token.text)) > MAX_DIGITS:
-            findings.error(f"a number with more than {MAX_DIGITS} digits", token.span)
+            findings.report(codes.TOO_MANY_DIGITS, f"a number with more than {MAX_DIGITS} digits", token.span)
             short.append(Token(token.kind, "1" + token.text.lstrip("0123456789_."), token.span))
         else:
             short.append(token)
@@ -106,13 +106,19 @@ def check_tokens(tokens: Sequence[Token], findings: Findings) -> None:
             operators += 1
             prefixes = 0
         if not reported and nesting + prefixes > MAX_NESTING:
-            findings.error(
-                f"this expression nests deeper than {MAX_NESTING}", token.span, help="name its parts with `let`"
+            findings.report(
+                codes.TOO_DEEP,
+                f"this expression nests deeper than {MAX_NESTING}",
+                token.span,
+                help="name its parts with `let`",
             )
             reported = True
         if not reported and operators >= MAX_CHAIN:
-            findings.error(
-                f"more than {MAX_CHAIN} operands in one expression", token.span, help="name its parts with `let`"
+            findings.report(
+                codes.TOO_MANY_OPERANDS,
+                f"more than {MAX_CHAIN} operands in one expression",
+                token.span,
+                help="name its parts with `let`",
             )
             reported = True
         previous = kind

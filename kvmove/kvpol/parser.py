@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvmove.kvpol import tree
+from kvmove.kvpol import codes, tree
 from kvmove.kvpol.findings import Findings, Note
 from kvmove.kvpol.grammar import grammar
 from kvmove.kvpol.lexer import Token, tokenize
@@ -23,7 +23,7 @@ def parse(source: Source, findings: Findings) -> tree.File:
     tokens = shorten_numbers(tokenize(source, findings), findings)
     check_tokens(tokens, limits)
     for finding in limits.sorted():
-        findings.error(finding.message, finding.span, help=finding.help)
+        findings.add(finding)
     if limits.has_errors or not tokens:
         return tree.File(None, ())
     whole = _feed(tokens)
@@ -84,7 +84,12 @@ def _recover(source: Source, tokens: Sequence[Token], failed_at: int, findings: 
         chunk = tokens[start:end]
         if chunk[0].kind == "POLICY" and start > 0:
             notes = (Note("the first one is here", header.span),) if header else ()
-            findings.error("`policy` names the whole file, so it comes first and once", chunk[0].span, notes=notes)
+            findings.report(
+                codes.MISPLACED_HEADER,
+                "`policy` names the whole file, so it comes first and once",
+                chunk[0].span,
+                notes=notes,
+            )
             reported = True
             continue
         result = _feed(chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvmove.kvpol import codes
 from kvmove.kvpol.findings import Findings, Fix
 from kvmove.kvpol.lexer import Token
 from kvmove.kvpol.source import Span, quoted
@@ -41,48 +42,67 @@ def report_syntax_error(
     span = found.span
     keyword = found.text in KEYWORDS
     if found.kind == "RPAR" and opened is None:
-        findings.error("this `)` closes nothing", span)
+        findings.report(codes.LONE_PARENTHESIS, "this `)` closes nothing", span)
     elif keyword and expected == {"NAME"}:
-        findings.error(
-            f"`{found.text}` is a word of the language and cannot be a name", span, help="choose another name"
+        findings.report(
+            codes.RESERVED,
+            f"`{found.text}` is a word of the language and cannot be a name",
+            span,
+            help="choose another name",
         )
     elif found.kind == "EQUAL" and "EQ" in expected:
-        findings.error("`=` gives a name a value and does not compare", span, help="write `==`", fix=Fix(span, "=="))
+        findings.report(
+            codes.ASSIGNED,
+            "`=` gives a name a value and does not compare",
+            span,
+            help="write `==`",
+            fix=Fix(span, "=="),
+        )
     elif found.kind in COMPARISONS and _compared(tokens[:at]):
-        findings.error(
+        findings.report(
+            codes.MIXED_CHAIN,
             "comparisons do not chain this way",
             span,
             help="a chain has one direction, `a < b <= c` or `a > b >= c`; join others with `and`",
         )
     elif found.kind in ("NAME", "LPAR", "QUANTITY", "NOT") and "IF" in expected and before and before.kind in ACTIONS:
-        findings.error(f"`if` is missing before {quoted(found.text)}", span, help="write `if` before a condition")
+        findings.report(
+            codes.IF_MISSING, f"`if` is missing before {quoted(found.text)}", span, help="write `if` before a condition"
+        )
     elif found.kind == "IF" and before is None:
-        findings.error(
-            "a rule starts with its decision", span, help="write `sync if`, `async if`, `recompute if` or so"
+        findings.report(
+            codes.DECISION_MISSING,
+            "a rule starts with its decision",
+            span,
+            help="write `sync if`, `async if`, `recompute if` or so",
         )
     elif found.kind == "IF" and before and before.kind == "NAME" and closest(before.text, _DECISIONS):
         word = closest(before.text, _DECISIONS) or ""
         message = f"unknown decision {quoted(before.text)}"
-        findings.error(message, before.span, help=f"did you mean `{word}`?", fix=Fix(before.span, word))
+        findings.report(
+            codes.UNKNOWN_DECISION, message, before.span, help=f"did you mean `{word}`?", fix=Fix(before.span, word)
+        )
     elif found.kind == "IF" and any(t.kind == "IF" for t in tokens[:at]):
-        findings.error("a second `if` in one rule", span, help="join conditions with `and`")
+        findings.report(codes.SECOND_IF, "a second `if` in one rule", span, help="join conditions with `and`")
     else:
         message = f"expected {_spelled(expected)}, found {quoted(found.text)}"
         help, fix = _meant(found, expected)
-        findings.error(message, span, help=help, fix=fix)
+        capitals = found.kind == "NAME" and found.text.lower() in KEYWORDS
+        code = codes.UPPER_CASE if capitals else codes.UNEXPECTED
+        findings.report(code, message, span, help=help, fix=fix)
 
 
 def _report_end(
     last: Token, expected: frozenset[str], following: Token | None, opened: Token | None, findings: Findings
 ) -> None:
     if opened is not None and "RPAR" in expected:
-        findings.error("this `(` is never closed", opened.span)
+        findings.report(codes.OPEN_PARENTHESIS, "this `(` is never closed", opened.span)
         return
     found = f"found {quoted(following.text)}, which starts the next statement" if following else "found the end"
     span = following.span if following else Span(last.span.end - 1, last.span.end)
     if following is None:
         span = last.span
-    findings.error(f"expected {_spelled(expected)} after {quoted(last.text)}, {found}", span)
+    findings.report(codes.ENDS_TOO_EARLY, f"expected {_spelled(expected)} after {quoted(last.text)}, {found}", span)
 
 
 def _unclosed(tokens: Sequence[Token]) -> Token | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kvmove import schema
+from kvmove.kvpol import codes
+from kvmove.kvpol.codes import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,18 @@ _EXPONENT = re.compile(r"[eE]([0-9]{0,2})")
 class QuantityError(Exception):
     """A quantity that cannot be read. `help` says what to write; `replacement` is that text when it is certain."""
 
-    def __init__(self, message: str, help: str | None = None, replacement: str | None = None) -> None:
+    def __init__(self, code: Code, message: str, help: str | None = None, replacement: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.help, self.replacement = message, help, replacement
+        self.code, self.message, self.help, self.replacement = code, message, help, replacement
 
 
 def split_quantity(text: str) -> tuple[str, str]:
     """`64MiB` as `64` and `MiB`."""
     found = _QUANTITY.fullmatch(text)
     if found is None:
-        raise QuantityError("a number is needed", "write it like `64MiB`, `4096tok`, `1.5ms`, `50%` or `3`")
+        raise QuantityError(
+            codes.UNEXPECTED, "a number is needed", "write it like `64MiB`, `4096tok`, `1.5ms`, `50%` or `3`"
+        )
     return found[1], found[2]
 
 
@@ -114,6 +118,7 @@ def parse_quantity(text: str) -> tuple[Fraction, Dimension]:
         name = CANONICAL[dimension]
         below, above = int(amount), int(amount) + 1
         raise QuantityError(
+            codes.INEXACT,
             f"`{text}` is not a whole number of `{name}`",
             f"amounts are exact: write `{below}{name}` or `{above}{name}`",
         )
@@ -129,7 +134,10 @@ def _unknown_unit(digits: str, unit: str) -> QuantityError:
     if unit.strip() in UNITS:  # an operator's text; in a policy, white space ends a token
         joined = digits + unit.strip()
         return QuantityError(
-            f"a space between `{digits}` and its unit", f"a number and its unit are one word: write `{joined}`", joined
+            codes.SPACED_UNIT,
+            f"a space between `{digits}` and its unit",
+            f"a number and its unit are one word: write `{joined}`",
+            joined,
         )
     unit = unit.strip()
     exponent = _EXPONENT.fullmatch(unit)
@@ -137,18 +145,26 @@ def _unknown_unit(digits: str, unit: str) -> QuantityError:
         written = Fraction(digits.replace("_", "")) * 10 ** int(exponent[1])
         if written.denominator == 1 and len(str(written)) <= 30:
             return QuantityError(
-                f"`{digits}{unit}` is no number: there is no exponent notation", f"write `{written}`", str(written)
+                codes.EXPONENT,
+                f"`{digits}{unit}` is no number: there is no exponent notation",
+                f"write `{written}`",
+                str(written),
             )
     if exponent is not None:
-        return QuantityError(f"`{digits}{unit}` is no number: there is no exponent notation", "write all its digits")
+        return QuantityError(
+            codes.EXPONENT, f"`{digits}{unit}` is no number: there is no exponent notation", "write all its digits"
+        )
     meant = _MEANT.get(unit.lower())
     if meant is None:
         every = ", ".join(f"`{u}`" for u in UNITS if u)
-        return QuantityError(f"unknown unit `{unit[:40]}`", f"the units are {every}")
+        return QuantityError(codes.UNKNOWN_UNIT, f"unknown unit `{unit[:40]}`", f"the units are {every}")
     choices = " or ".join(f"`{digits}{u}`" for u in meant)
     sizes = " (10^n and 2^n bytes)" if len(meant) == 2 else ""
     return QuantityError(
-        f"unknown unit `{unit}`", f"write {choices}{sizes}", f"{digits}{meant[0]}" if len(meant) == 1 else None
+        codes.UNKNOWN_UNIT,
+        f"unknown unit `{unit}`",
+        f"write {choices}{sizes}",
+        f"{digits}{meant[0]}" if len(meant) == 1 else None,
     )
 
 

@@ -103,7 +103,7 @@ TYPED = [
     "known(load_time + step_time)",
     "not (running > 3 or waiting > 3)",
     "1MiB < bytes <= 8MiB and 8 > running >= 2",
-    "true or false",
+    "running > 3 or false",
     "bytes / max(load_time, 1ns) > 1B / 1us",
     "tokens / prompt_tokens >= 25%",
 ]
