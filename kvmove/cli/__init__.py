@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from kvmove import __version__
 from kvmove.cli.bench import bench as _bench
 from kvmove.cli.check import check as _check
+from kvmove.cli.decide import decide as _decide
 from kvmove.cli.fmt import fmt as _fmt
 from kvmove.cli.lsp import lsp as _lsp
 from kvmove.cli.replay import replay as _replay
@@ -86,6 +87,7 @@ app = typer.Typer(
 )
 app.command(short_help="Say what is wrong in policy files.")(_check)
 app.command(short_help="Lay policy files out.")(_fmt)
+app.command(short_help="Say what a policy decides about one hit, and why.")(_decide)
 app.command(short_help="Check and complete policies in an editor.")(_lsp)
 app.command(short_help="Run a trace under policies, and compare them.")(_replay)
 app.add_typer(_trace, name="trace")
