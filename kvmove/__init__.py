@@ -41,6 +41,7 @@ from kvmove.records import (
 
 if TYPE_CHECKING:
     from kvmove.kvpol import Policy
+    from kvmove.kvpol.reload import PolicyFile
     from kvmove.move import CacheLayout, HostPool, Mover, Ticket, load_batch, store_batch
     from kvmove.schedule import StepScheduler
     from kvmove.tier import HostTier
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Policy": "kvmove.kvpol",
+    "PolicyFile": "kvmove.kvpol.reload",
     "StepScheduler": "kvmove.schedule",
     "HostTier": "kvmove.tier",
     "CacheLayout": "kvmove.move",
@@ -83,6 +85,7 @@ __all__ = [
     "PinningError",
     "Policy",
     "PolicyError",
+    "PolicyFile",
     "RecordError",
     "Refused",
     "Result",
