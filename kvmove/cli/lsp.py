@@ -11,13 +11,12 @@ from kvmove.errors import Refused
 
 
 def lsp(
-    tcp: Annotated[
-        int | None,
-        typer.Option("--tcp", metavar="PORT", min=1, max=65535, help="Serve one client on this port of 127.0.0.1."),
-    ] = None,
+    stdio: Annotated[
+        bool, typer.Option("--stdio", help="Standard input and output, which is the only way; editors say it.")
+    ] = True,
     strict: Annotated[bool, typer.Option("--strict", help="Show what `kvmove check --strict` does.")] = False,
 ) -> None:
-    """Serve an editor, over standard input and output or over TCP, with the Language Server Protocol.
+    """Serve an editor over standard input and output, with the Language Server Protocol.
 
     Exit status 0: the editor shut the server down. 1: it left without. 2: the extra `lsp` is not installed.
     """
@@ -25,4 +24,4 @@ def lsp(
         raise Refused("the language server needs pygls 2 or newer; install it with: pip install 'kvmove[lsp]'")
     from kvmove.editors.server import serve
 
-    raise typer.Exit(serve(tcp_port=tcp, strict=strict))
+    raise typer.Exit(serve(strict=strict))

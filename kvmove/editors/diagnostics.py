@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 from lsprotocol import types
 
@@ -51,9 +54,18 @@ def _diagnostic(finding: Finding, positions: Positions, uri: str) -> types.Diagn
         message="\n".join(lines),
         severity=types.DiagnosticSeverity.Error if finding.is_error else types.DiagnosticSeverity.Warning,
         code=finding.code,
+        code_description=types.CodeDescription(link) if (link := _page_uri(finding.code)) else None,
         source="kvmove",
         related_information=related or None,
     )
+
+
+@cache
+def _page_uri(code: str | None) -> str | None:
+    """Where the page of `code` is on this machine: the one that `kvmove explain` prints."""
+    page = files("kvmove.error_pages").joinpath(f"{code}.md")
+    # A package that is imported out of an archive has no files to open.
+    return page.resolve().as_uri() if isinstance(page, Path) and page.is_file() else None
 
 
 def _title(fix: Fix, document: Document) -> str:

@@ -36,7 +36,10 @@ class Document:
     """What there is to say about one version of a policy's text. Every part is found when it is first asked for."""
 
     def __init__(self, source: Source, *, strict: bool = False) -> None:
-        self.source, self._strict = source, strict
+        # A byte order mark that the editor left in is white space, as it is to `kvmove check`; places stay.
+        text = source.text
+        self.source = Source(source.name, " " + text[1:]) if text.startswith("\ufeff") else source
+        self._strict = strict
 
     @property
     def findings(self) -> Sequence[Finding]:

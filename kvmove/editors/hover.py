@@ -128,7 +128,8 @@ def _about_quantity(text: str) -> str | None:
 def _amount(amount: Fraction, dimension: Dimension) -> str:
     if dimension == NUMBER:
         return f"the number {amount}"
-    return f"{amount:,}{CANONICAL[dimension]}"
+    shown = f"{amount.numerator:,}" if amount.denominator == 1 else f"{amount}"
+    return f"{shown}{CANONICAL[dimension]}"
 
 
 def _about_label(document: Document, label: str) -> str | None:

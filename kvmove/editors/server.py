@@ -92,19 +92,16 @@ def make_server(*, strict: bool = False) -> PolicyServer:
     return server
 
 
-def serve(*, tcp_port: int | None = None, strict: bool = False) -> int:
-    """Serve one client, over TCP on this machine or over standard input and output; returns the exit status.
+def serve(*, strict: bool = False) -> int:
+    """Serve one client over standard input and output; returns the exit status.
 
     The status is 0 after a shutdown that the client asked for, 1 when it left without.
     """
     server = make_server(strict=strict)
-    if tcp_port is not None:
-        server.start_tcp("127.0.0.1", tcp_port)
-    else:
-        # The protocol gets the real output; whatever prints must not end up between two messages.
-        with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
-            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-            server.start_io(stdout=output)
+    # The protocol gets the real output; whatever prints must not end up between two messages.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        server.start_io(stdout=output)
     return 0 if server.was_shut_down else 1
 
 
