@@ -52,15 +52,18 @@ class RuleProof:
     Attributes:
         status: PROVED where some hit and step reach the rule, FALSE where none do.
         shadowed_by: for a dead rule, the earlier rules that together take every hit which it would match, none of
-            them to spare; empty where its own condition never holds.
+            them to spare; empty where its own condition never holds, None where they are unknown.
         beyond_budget: whether it asks for `sync` with more bytes than are left of the budget for some hit, so that
             guard rail 1 decides; None where that is unknown or the rule is no `sync`.
+        beyond_budget_example: such a hit.
+        reason: why `status` is unknown.
     """
 
     rule: Rule
     status: Status
-    shadowed_by: tuple[Rule, ...]
+    shadowed_by: tuple[Rule, ...] | None
     beyond_budget: bool | None
+    beyond_budget_example: Example | None
     reason: str | None
     seconds: float
 

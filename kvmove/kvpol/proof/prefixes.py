@@ -1,0 +1,137 @@
+"""Where `at most` cuts a hit, for the solver.
+
+A hit can be cut at some block or at none, and what its leading blocks weigh depends on its groups of layers. What
+is certain of every hit: longer prefixes of whole blocks weigh no less and cover more tokens, every block has a token
+at least, and the whole hit covers the most tokens (but may weigh less than a prefix, whose window lies elsewhere).
+That is all that is assumed here, so that what is proved holds for every hit. For examples, `evenly_cut` adds that a
+hit has so many blocks, all alike: a hit that can be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvmove.kvpol.proof.inputs import Inputs
+from kvmove.kvpol.proof.session import Session, Term
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Leading blocks of a hit."""
+
+    blocks: Term
+    bytes: Term
+    tokens: Term
+
+
+Fits = Callable[[Prefix], Term]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What a rule takes, where `partial` holds: the longest prefix that can be cut off and that fits."""
+
+    prefix: Prefix
+    partial: Term
+    fits: Fits
+
+
+class Prefixes:
+    """The prefixes of the hit of `inputs`.
+
+    Attributes:
+        facts: what holds of every hit.
+        any: whether a limit was asked about.
+    """
+
+    def __init__(self, inputs: Inputs, tag: str = "") -> None:
+        self.inputs, self.session, self.tag = inputs, inputs.session, tag
+        self.facts: list[Term] = []
+        self.whole = Prefix(inputs.values["blocks"], inputs.values["bytes"], inputs.values["tokens"])
+        self.can_cut = self.session.fact(f"can cut{tag}")
+        self.first = self._fresh("first")
+        self._cuts: list[_Cut] = []
+        self.facts.append(self.session.implies(self.can_cut, self._inside(self.first)))
+
+    @property
+    def any(self) -> bool:
+        """Whether a limit was asked about."""
+        return bool(self._cuts)
+
+    def longest(self, condition: Term, fits: Fits) -> tuple[Term, Prefix]:
+        """Whether `condition` holds and a prefix fits, and the longest one that does (else the whole hit)."""
+        s = self.session
+        self.inputs.read.update(("bytes", "tokens", "blocks"))
+        some_fits = s.any_of([fits(self.whole), s.all_of([self.can_cut, fits(self.first)])])
+        matches = s.all_of([condition, some_fits])
+        partial = s.all_of([matches, s.opposite(fits(self.whole))])
+        taken = self._fresh(f"cut{len(self._cuts)}")
+        cut = _Cut(taken, partial, fits)
+        self.facts.append(s.implies(partial, s.all_of([self._inside(taken), fits(taken)])))
+        self.facts.append(s.implies(partial, self._in_order(self.first, taken)))
+        self.facts.append(s.implies(s.opposite(partial), _same(cut.prefix, self.whole, s)))
+        for other in self._cuts:
+            both = s.all_of([partial, other.partial])
+            pair = [self._apart(cut, other), self._apart(other, cut)]
+            self.facts.append(s.implies(both, s.any_of([_same(taken, other.prefix, s), *pair])))
+        self._cuts.append(cut)
+        return matches, taken
+
+    def evenly_cut(self, blocks: int) -> list[Term]:
+        """Facts of a hit of so many blocks, all alike, that can be cut after each: those of a `Hit` without sizes."""
+        s = self.session
+        facts = [self.whole.blocks == s.number(blocks), self.can_cut == s.truth(blocks > 1)]
+        prefixes = [self._even(k, blocks, facts) for k in range(1, blocks)]
+        if prefixes:
+            facts.append(_same(self.first, prefixes[0], s))
+        for cut in self._cuts:
+            for k, prefix in enumerate(prefixes, 1):
+                is_longer = cut.prefix.blocks < s.number(k)
+                facts.append(s.implies(s.all_of([cut.partial, is_longer]), s.opposite(cut.fits(prefix))))
+            facts.append(s.implies(cut.partial, s.any_of(_same(cut.prefix, prefix, s) for prefix in prefixes)))
+        return facts
+
+    def _even(self, k: int, blocks: int, facts: list[Term]) -> Prefix:
+        """The first `k` blocks; a share of bytes or tokens is rounded up."""
+        s = self.session
+        result = Prefix(s.number(k), s.amount(f"bytes of {k}{self.tag}"), s.amount(f"tokens of {k}{self.tag}"))
+        for part, whole in ((result.bytes, self.whole.bytes), (result.tokens, self.whole.tokens)):
+            over = s.product(blocks, [part]) - s.product(k, [whole])
+            facts += [over >= s.number(0), over < s.number(blocks)]
+        return result
+
+    def _fresh(self, name: str) -> Prefix:
+        amount = self.session.amount
+        return Prefix(*(amount(f"{name} {part}{self.tag}") for part in ("blocks", "bytes", "tokens")))
+
+    def _inside(self, prefix: Prefix) -> Term:
+        s, one = self.session, self.session.number(1)
+        return s.all_of(
+            [
+                one <= prefix.blocks, prefix.blocks <= self.whole.blocks - one,
+                one <= prefix.bytes, prefix.blocks <= prefix.tokens, prefix.tokens <= self.whole.tokens - one,
+            ]
+        )  # fmt: skip
+
+    def _in_order(self, first: Prefix, later: Prefix) -> Term:
+        return self.session.any_of([_same(first, later, self.session), self._longer(first, later)])
+
+    def _longer(self, shorter: Prefix, longer: Prefix) -> Term:
+        more = self.session.number(1)
+        return self.session.all_of(
+            [
+                shorter.blocks + more <= longer.blocks,
+                shorter.bytes <= longer.bytes,
+                shorter.tokens + more <= longer.tokens,
+            ]
+        )
+
+    def _apart(self, shorter: _Cut, longer: _Cut) -> Term:
+        """The prefix of `longer` is longer, and does not fit the other's limit, which took the longest that does."""
+        s = self.session
+        return s.all_of([self._longer(shorter.prefix, longer.prefix), s.opposite(shorter.fits(longer.prefix))])
+
+
+def _same(a: Prefix, b: Prefix, s: Session) -> Term:
+    return s.all_of([a.blocks == b.blocks, a.bytes == b.bytes, a.tokens == b.tokens])

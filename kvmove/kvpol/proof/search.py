@@ -1,0 +1,162 @@
+"""Asks the solver for hits and steps with a property, within a time, and has every one that it finds confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from time import perf_counter
+
+from kvmove import schema
+from kvmove.errors import InternalError
+from kvmove.kvpol.proof.inputs import Inputs
+from kvmove.kvpol.proof.results import Example
+from kvmove.kvpol.proof.session import Session, Term
+from kvmove.kvpol.proof.shrinking import Shrinking
+from kvmove.kvpol.proof.worlds import Goal, Setup, World
+from kvmove.records import Hit, StepState
+
+Examples = tuple[Example, ...]  # one for each hit of the world
+EVEN_BLOCKS = (1, 2, 3, 4, 8, 16)  # sizes of the hits that are tried as examples for rules with `at most`
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a search ended with.
+
+    Attributes:
+        exists: whether there are hits and a step with the property; None where that is unknown.
+        examples: the ones that were found.
+        reason: why it is unknown.
+    """
+
+    exists: bool | None
+    examples: Examples
+    reason: str | None
+    seconds: float
+
+
+class Search:
+    """Answers questions about one world, each within `timeout_s` seconds (and as long again to shrink an example)."""
+
+    def __init__(self, setup: Setup, timeout_s: float) -> None:
+        self._setup, self.timeout_s = setup, timeout_s
+        self.world = setup(Session())
+        self.solver = self._solver(self.world)
+
+    def find(self, goal: Goal, confirm: Callable[[Examples], bool], *, shrink: bool = True) -> Answer:
+        """Hits and a step for which `goal` holds; `confirm` says so of what is found, without the solver.
+
+        Raises:
+            InternalError: the model of the policy is wrong, because an example is not confirmed.
+        """
+        start = perf_counter()
+        deadline = start + self.timeout_s
+        self.solver.push()
+        try:
+            self.solver.add(goal(self.world))
+            # Products of variables can keep the solver busy for ever: then what is left is for the reals.
+            share = 0.6 if self.world.session.nonlinear else 1.0
+            exists = self._check(share * self.timeout_s)
+            if exists is None and self.world.session.nonlinear and not self._exists_in_reals(goal, deadline):
+                exists = False
+            if exists is False:
+                return Answer(False, (), None, perf_counter() - start)
+            if exists is None and not self.world.cuts:
+                return Answer(None, (), self._reason(), perf_counter() - start)
+            if self.world.cuts and not self._cut_evenly(deadline):
+                reason = "no example was found among hits of up to 16 blocks of the same size"
+                return Answer(None, (), reason, perf_counter() - start)
+            examples = self._examples(shrink)
+        finally:
+            self.solver.pop(self.solver.num_scopes())
+        if not confirm(examples):
+            raise InternalError(f"the solver's example is none for the evaluator: {examples}")
+        return Answer(True, examples, None, perf_counter() - start)
+
+    def needed(self, goal: Goal, parts: Callable[[World], list[Term]]) -> list[int] | None:
+        """Which of `parts` are enough, none of them to spare, for `goal` to be impossible; None where unknown."""
+        deadline = perf_counter() + self.timeout_s
+        self.solver.push()
+        try:
+            self.solver.add(goal(self.world))
+            terms = parts(self.world)
+            names = [self.world.session.fact(f"part {i}") for i in range(len(terms))]
+            for name, term in zip(names, terms, strict=True):
+                self.solver.add(self.world.session.implies(name, term))
+            if self._check(self.timeout_s, *names) is not False:
+                return None
+            used = {str(name) for name in self.solver.unsat_core()}
+            kept = [i for i, name in enumerate(names) if str(name) in used]
+            for i in list(kept):
+                others = [names[k] for k in kept if k != i]
+                if self._check(deadline - perf_counter(), *others) is False:
+                    kept.remove(i)
+            return kept
+        finally:
+            self.solver.pop(self.solver.num_scopes())
+
+    def _solver(self, world: World) -> Term:
+        solver = world.session.z3.Solver(ctx=world.session.context)
+        solver.add(*world.facts)
+        return solver
+
+    def _check(self, seconds: float, *assumed: Term) -> bool | None:
+        return check(self.solver, seconds, *assumed)
+
+    def _reason(self) -> str:
+        hard = "; products and quotients of variables are hard to decide" if self.world.session.nonlinear else ""
+        return f"no answer within {self.timeout_s:g} s{hard}"
+
+    @cached_property
+    def _in_reals(self) -> tuple[World, Term]:
+        world = self._setup(Session(real=True))
+        return world, self._solver(world)
+
+    def _exists_in_reals(self, goal: Goal, deadline: float) -> bool:
+        """Whether there may be solutions among all real numbers. Where there are none, no integers are one."""
+        world, solver = self._in_reals
+        solver.push()
+        solver.add(goal(world))
+        exists = check(solver, deadline - perf_counter())
+        solver.pop()
+        return exists is not False
+
+    def _cut_evenly(self, deadline: float) -> bool:
+        """Add that hits have so many blocks of one size, for the least number that has an example."""
+        for sizes in product(EVEN_BLOCKS, repeat=len(self.world.prefixes)):
+            self.solver.push()
+            for blocks, prefixes in zip(sizes, self.world.prefixes, strict=True):
+                self.solver.add(*prefixes.evenly_cut(blocks))
+            if perf_counter() < deadline and self._check(deadline - perf_counter()):
+                return True
+            self.solver.pop()
+        return False
+
+    def _examples(self, shrink: bool) -> Examples:
+        model = self.solver.model()
+        if shrink:
+            model = Shrinking(self.solver, self.world, perf_counter() + self.timeout_s).run()
+        return tuple(_example(model, inputs) for inputs in self.world.inputs)
+
+
+def check(solver: Term, seconds: float, *assumed: Term) -> bool | None:
+    """Whether the solver's formulas can all hold; None where the time is not enough to tell."""
+    if seconds <= 0:
+        return None
+    solver.set("timeout", max(1, int(seconds * 1000)))
+    result = str(solver.check(*assumed))
+    return {"sat": True, "unsat": False}.get(result)
+
+
+def _example(model: Term, inputs: Inputs) -> Example:
+    def values(variables: tuple[schema.Variable, ...]) -> dict[str, int | None]:
+        result: dict[str, int | None] = {}
+        for v in variables:
+            is_known = not v.optional or str(model.eval(inputs.known[v.name], model_completion=True)) == "True"
+            value = model.eval(inputs.values[v.name], model_completion=True).as_long()
+            result[v.attribute] = value if is_known else None
+        return result
+
+    return Example(Hit(request="example", **values(schema.HIT)), StepState(**values(schema.STEP)))  # type: ignore[arg-type]
