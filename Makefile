@@ -8,7 +8,7 @@ PY ?= .venv/bin/python
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format test-gpu bench-gpu clean
+.PHONY: help demo test lint format docs test-gpu bench-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ lint: $(READY) ## ruff and mypy
 format: $(READY) ## let ruff format and sort
 	$(PY) -m ruff format .
 	$(PY) -m ruff check --fix .
+
+docs: $(READY) ## write what is generated: the language's reference, the TextMate grammar
+	$(PY) docs/write_generated.py
 
 test-gpu: $(READY) ## run the tests that need a CUDA device (a process of their own: they compile the kernels)
 	$(PY) -m pytest -q -m gpu
