@@ -3,6 +3,7 @@
 KVMoveError
 ├── RecordError       a record's field is out of range: fix the value (a ValueError too)
 ├── PolicyError       a policy cannot be used: fix the file; `findings` has every mistake of it
+│   └── ExamplesError a file of examples beside a policy cannot be used: fix that file; `problems` has every one
 ├── TraceError        a line of a trace is malformed: fix line `line`
 ├── LayoutError       these tensors cannot be described as a paged cache: change the tensors or the arguments
 ├── PinningError      host memory could not be pinned; nothing stays pinned: raise the limit or ask for less
@@ -10,6 +11,7 @@ KVMoveError
 │   ├── MoverBusy     the same call can be accepted later, after `mover.finished()`
 │   └── MoverClosed   this mover is done: make a new one
 ├── MoveFailed        a job failed after it was accepted: its destination does not hold what was asked for
+│   └── SyncLoadFailed   loads that this step's output depends on: publish nothing of the step for `requests`
 └── InternalError     an invariant of kvmove is broken: our bug, please report it
 """
 
@@ -36,6 +38,14 @@ class PolicyError(KVMoveError):
     def __init__(self, message: str, findings: Sequence[Finding] = ()) -> None:
         super().__init__(message)
         self.findings = tuple(findings)
+
+
+class ExamplesError(PolicyError):
+    """A file of examples cannot be used. `problems` has each mistake: its line, counted from 1, and what it is."""
+
+    def __init__(self, file: str, problems: Sequence[tuple[int, str]]) -> None:
+        super().__init__("\nerror: ".join(f"{file}:{line}: {problem}" for line, problem in problems))
+        self.file, self.problems = file, tuple(problems)
 
 
 class TraceError(KVMoveError):
@@ -76,6 +86,25 @@ class MoveFailed(KVMoveError):
     def __init__(self, message: str, *, job: int) -> None:
         super().__init__(message)
         self.job = job
+
+
+class SyncLoadFailed(MoveFailed):
+    """Sync loads of a step failed. No token of the step may be published for `requests`: compute them again.
+
+    `jobs` are all the jobs that failed, `requests` the ids of the requests that they were for, where these are known.
+    """
+
+    def __init__(self, message: str, *, jobs: Sequence[int], requests: Sequence[str]) -> None:
+        super().__init__(message, job=jobs[0])
+        self.jobs, self.requests = tuple(jobs), tuple(requests)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sync_load_failed, (str(self), self.jobs, self.requests)
+
+
+def _sync_load_failed(message: str, jobs: Sequence[int], requests: Sequence[str]) -> SyncLoadFailed:
+    """What unpickles the error: it goes from a worker's process to the scheduler's."""
+    return SyncLoadFailed(message, jobs=jobs, requests=requests)
 
 
 class InternalError(KVMoveError):

@@ -12,40 +12,64 @@ from typing import Any
 from kvmove import schema
 from kvmove.errors import RecordError, Refused
 from kvmove.kvpol.source import quoted
-from kvmove.kvpol.suggest import did_you_mean
-from kvmove.kvpol.units import CANONICAL, NUMBER, OF_SCHEMA, QuantityError, parse_quantity, show
+from kvmove.kvpol.suggest import did_you_mean, listed
+from kvmove.kvpol.units import (
+    BYTES,
+    NUMBER,
+    OF_SCHEMA,
+    TIME,
+    TOKENS,
+    Dimension,
+    QuantityError,
+    parse_quantity,
+    show,
+)
 from kvmove.records import Hit, StepState
 
 BLOCK_TOKENS = 16  # assumed of a block
 TOKEN_BYTES = 64 << 10  # assumed of a token
 HIT_TOKENS = 1024  # assumed of a hit of which nothing is given
 COMPUTE_TOKENS = 64  # assumed to be left to compute
+_MAX_CHARACTERS = 64  # of one value
+
+# How a value of each unit is written.
+_EXAMPLES = {BYTES: "3MiB", TOKENS: "4096tok", TIME: "2ms", NUMBER: "3"}
 
 Values = dict[str, int | None]
+
+
+class BadValue(Refused):
+    """A value cannot be used. `name` is the variable that it is for, or None where several do not go together."""
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 def hit_of(given: Mapping[str, object], request: str = "hit") -> tuple[Hit, tuple[str, ...]]:
     """The hit that has the `given` values by their names in the language, and the names that were assumed.
 
-    A value is a text as a policy writes it (`"3MiB"`, `"-5ms"`, `"unknown"`), or an int for a plain number.
+    A value is a text as a policy writes it (`"3MiB"`, `"-5ms"`), `"unknown"` for an estimate, or for a plain number
+    an int too.
 
     Raises:
-        Refused: a name or a unit is wrong, or the values contradict each other.
+        BadValue: a name or a unit is wrong, a value is out of range, or the values contradict each other.
     """
     values = _read(given, schema.HIT, "hit")
     known = {name: value for name, value in values.items() if value is not None}
     tokens = _tokens(known)
     blocks = known.get("blocks", -(-tokens // BLOCK_TOKENS))
-    num_bytes = known.get("bytes", min(tokens * TOKEN_BYTES, schema.MAX_BYTES))
+    num_bytes = known.get("bytes", tokens * TOKEN_BYTES)
     prompt, cached, compute = (known.get(n) for n in ("prompt_tokens", "cached_tokens", "compute_tokens"))
     if cached is None:
         cached = 0 if prompt is None or compute is None else prompt - tokens - compute
     if compute is None:
-        compute = COMPUTE_TOKENS if prompt is None else prompt - cached - tokens
+        room = (schema.MAX_COUNT if prompt is None else prompt) - cached - tokens
+        compute = min(COMPUTE_TOKENS, max(0, room)) if prompt is None else room
     if prompt is None:
         prompt = cached + tokens + compute
     if cached < 0 or compute < 0:
-        raise Refused(
+        raise BadValue(
             f"hit: a prompt of {prompt}tok has no room for the hit's {tokens}tok and the rest; every token is cached, "
             "of the hit or left to compute"
         )
@@ -61,7 +85,7 @@ def step_of(given: Mapping[str, object], budget_bytes: int | None) -> tuple[Step
     """The step that has the `given` values, and the names that were assumed. `budget_bytes` is the policy's budget.
 
     Raises:
-        Refused: as `hit_of`.
+        BadValue: as `hit_of`.
     """
     values = _read(given, schema.STEP, "step")
     default = schema.DEFAULT_BUDGET_BYTES if budget_bytes is None else budget_bytes
@@ -77,14 +101,18 @@ def _tokens(known: Mapping[str, int]) -> int:
         return known["tokens"]
     if {"prompt_tokens", "cached_tokens", "compute_tokens"} <= known.keys():
         return known["prompt_tokens"] - known["cached_tokens"] - known["compute_tokens"]
-    if "blocks" in known:
-        return known["blocks"] * BLOCK_TOKENS
+    least = 1  # what blocks and bytes need
     if "bytes" in known:
-        return max(1, -(-known["bytes"] // TOKEN_BYTES))
-    if "prompt_tokens" in known:
-        room = known["prompt_tokens"] - known.get("cached_tokens", 0) - known.get("compute_tokens", 1)
-        return max(1, min(HIT_TOKENS, room))
-    return HIT_TOKENS
+        least = -(-known["bytes"] // schema.MAX_BYTES_PER_TOKEN)
+    if "blocks" in known:
+        least = max(least, known["blocks"])
+        wanted = known["blocks"] * BLOCK_TOKENS
+    else:
+        wanted = -(-known["bytes"] // TOKEN_BYTES) if "bytes" in known else HIT_TOKENS
+    to_compute = 1 if "prompt_tokens" in known else COMPUTE_TOKENS
+    room = known.get("prompt_tokens", schema.MAX_COUNT)
+    room -= known.get("cached_tokens", 0) + known.get("compute_tokens", to_compute)
+    return max(least, min(wanted, room))
 
 
 def _read(given: Mapping[str, object], variables: tuple[schema.Variable, ...], what: str) -> Values:
@@ -92,31 +120,49 @@ def _read(given: Mapping[str, object], variables: tuple[schema.Variable, ...], w
     values: Values = {}
     for name, value in given.items():
         if name not in by_name:
-            hint = did_you_mean(name, list(by_name))
-            raise Refused(f"{what}: there is no {quoted(name)}" + (f"; {hint}" if hint else ""))
+            raise BadValue(f"{what}: {_no_such(name, by_name)}", name)
         values[name] = _value(by_name[name], value, what)
     return values
 
 
+def _no_such(name: str, known: Mapping[str, schema.Variable]) -> str:
+    unknown = f"there is no {quoted(name)}"
+    elsewhere = schema.BY_NAME.get(name)
+    if elsewhere is not None and elsewhere.scope is not schema.Scope.OUTCOME:
+        return f"{unknown}; it is a value of the {elsewhere.scope.value}"
+    hint = did_you_mean(name, list(known))
+    return f"{unknown}; {hint or 'the values are ' + listed(known)}"
+
+
 def _value(v: schema.Variable, value: object, what: str) -> int | None:
+    """The value in canonical units; None is an unknown estimate."""
     who, dimension = f"{what}: {v.name}", OF_SCHEMA[v.unit]
-    if value == "unknown" and v.optional:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool) and (dimension == NUMBER or value == 0):
-        return value
-    if not isinstance(value, str) or len(value) > 64:
-        example = f"`{value}{CANONICAL[dimension]}`" if isinstance(value, int) else "a text such as `3MiB`"
-        raise Refused(f"{who} is {quoted(str(value))}, which has no unit; write it in {dimension}, as {example}")
-    text = value.strip()
+    if value == "unknown":
+        if v.optional:
+            return None
+        raise BadValue(f"{who} is always known; give it in {_unit(dimension)}", v.name)
+    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    if text is None or len(text) > _MAX_CHARACTERS:
+        raise BadValue(f"{who} is {quoted(str(value))}; it is given in {_unit(dimension)}", v.name)
     try:
         amount, found = parse_quantity(text.removeprefix("-"))
     except QuantityError as e:
-        raise Refused(f"{who}: {e.message}" + (f"; {e.help}" if e.help else "")) from None
+        help = f"; {e.help}" if e.help else ""
+        raise BadValue(f"{who} is in {_unit(dimension)}; {quoted(text)}: {e.message}{help}", v.name) from None
     if found != dimension and not (found == NUMBER and amount == 0):
-        raise Refused(f"{who} is in {dimension}, and {quoted(text)} is {'a number' if found == NUMBER else found}")
+        instead = "has no unit" if found == NUMBER else f"is in {found}"
+        raise BadValue(f"{who} is in {_unit(dimension)}, and {quoted(text)} {instead}", v.name)
     if amount.denominator != 1:
-        raise Refused(f"{who} is a whole number, and {quoted(text)} is not")
-    return -int(amount) if text.startswith("-") else int(amount)
+        raise BadValue(f"{who} is a whole number, and {quoted(text)} is not", v.name)
+    amount = -amount if text.startswith("-") else amount
+    if not v.low <= amount <= v.high:
+        low, high = (show(Fraction(bound), dimension) for bound in (v.low, v.high))
+        raise BadValue(f"{who} is {show(amount, dimension)}, outside {low} to {high}: {v.doc}", v.name)
+    return int(amount)
+
+
+def _unit(dimension: Dimension) -> str:
+    return f"{'plain numbers' if dimension == NUMBER else dimension}, such as `{_EXAMPLES[dimension]}`"
 
 
 def _built(record: Any, variables: tuple[schema.Variable, ...], values: Values, **more: str) -> Any:
@@ -124,7 +170,7 @@ def _built(record: Any, variables: tuple[schema.Variable, ...], values: Values, 
     try:
         return record(**fields, **more)
     except RecordError as e:
-        raise Refused(str(e)) from None
+        raise BadValue(str(e)) from None
 
 
 def shown(v: schema.Variable, record: Hit | StepState) -> str:
