@@ -17,8 +17,10 @@ from kvmove import __version__
 from kvmove.cli.bench import bench as _bench
 from kvmove.cli.check import check as _check
 from kvmove.cli.decide import decide as _decide
+from kvmove.cli.diff import diff as _diff
 from kvmove.cli.fmt import fmt as _fmt
 from kvmove.cli.lsp import lsp as _lsp
+from kvmove.cli.prove import prove as _prove
 from kvmove.cli.replay import replay as _replay
 from kvmove.cli.trace import trace as _trace
 from kvmove.errors import InternalError, KVMoveError, PolicyError, TraceError
@@ -88,6 +90,8 @@ app = typer.Typer(
 app.command(short_help="Say what is wrong in policy files.")(_check)
 app.command(short_help="Lay policy files out.")(_fmt)
 app.command(short_help="Say what a policy decides about one hit, and why.")(_decide)
+app.command(short_help="Prove what holds of a policy for every hit and step.")(_prove)
+app.command(short_help="Say how two policies differ, with an example.")(_diff)
 app.command(short_help="Check and complete policies in an editor.")(_lsp)
 app.command(short_help="Run a trace under policies, and compare them.")(_replay)
 app.add_typer(_trace, name="trace")

@@ -6,7 +6,7 @@ import typer
 
 from kvmove import schema
 from kvmove.kvpol.source import quoted
-from kvmove.kvpol.units import BYTES, NUMBER, QuantityError, parse_quantity
+from kvmove.kvpol.units import BYTES, NUMBER, TIME, QuantityError, parse_quantity
 
 _MAX_CHARACTERS = 64
 
@@ -31,6 +31,28 @@ def parse_bytes(text: str, option: str) -> int:
     if amount > schema.MAX_BYTES:
         raise typer.BadParameter(f"{quoted(text)} is more than 16TiB, the most that is possible", param_hint=option)
     return int(amount)
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """The seconds that `text` names for `option`: a policy's `2s` or `500ms`, at most an hour.
+
+    Raises:
+        typer.BadParameter: it is no time; the message says what to write.
+    """
+    text = text.strip()
+    if len(text) > _MAX_CHARACTERS:
+        raise typer.BadParameter(f"{quoted(text)} is too long for a time", param_hint=option)
+    try:
+        amount, dimension = parse_quantity(text)
+    except QuantityError as e:
+        help = f"; {e.help}" if e.help else ""
+        raise typer.BadParameter(f"{quoted(text)}: {e.message}{help}", param_hint=option) from None
+    if dimension != TIME:
+        unit = f"; write {quoted(text + 's')} or {quoted(text + 'ms')}" if text.isdigit() else ""
+        raise typer.BadParameter(f"{quoted(text)} is not in time{unit}", param_hint=option)
+    if not 0 < amount <= 3600 * 10**9:
+        raise typer.BadParameter(f"{quoted(text)} is not between 1ns and 3600s", param_hint=option)
+    return float(amount) / 1e9
 
 
 def parse_params(settings: list[str]) -> dict[str, str]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvmove import schema
 from kvmove.kvpol.given import shown
+from kvmove.kvpol.policy import Policy
+from kvmove.kvpol.proof.confirm import outcome
 from kvmove.kvpol.proof.results import Example
+from kvmove.kvpol.trace import Condition, Operand, Trace, trace
 from kvmove.records import Hit, StepState
 
 # What is not named here is left out where it is zero or unknown: that is what it is assumed to be.
@@ -38,3 +43,32 @@ def _values(variables: tuple[schema.Variable, ...], record: Hit | StepState) -> 
 
 def _joined(values: dict[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def traced(name: str, policy: Policy, example: Example) -> list[str]:
+    """What a policy called `name` asks for, and what its rules make of an example, up to the one that decides."""
+    found, decided = trace(policy, example.hit, example.step), outcome(policy, example)
+    size = f", {decided.blocks} of {example.hit.blocks} blocks ({decided.bytes} B)" if decided.blocks else ""
+    lines = [f"{name}: {decided.action}{size}"]
+    for rule in found.rules[: decided.rule + 1]:
+        verb = "decides" if rule is found.rule else "does not match"
+        line = "implicit last rule" if rule.line is None else f"line {rule.line}"
+        lines.append(f"  {verb:<14} {rule.text}  ({line})")
+        operands = [] if rule.condition is None else list(_operands(rule.condition, found))
+        if rule.limit is not None:
+            operands.append(rule.limit)
+        values = dict.fromkeys(f"{o.text} = {o}" for o in operands if not o.is_constant)
+        if values:
+            lines.append(f"  {'':<14} [{', '.join(values)}]")
+    return lines
+
+
+def _operands(condition: Condition, found: Trace) -> Iterator[Operand]:
+    """The amounts that a condition compares, those of its lets included."""
+    yield from condition.operands
+    for part in condition.parts:
+        yield from _operands(part, found)
+    if condition.kind == "let":
+        value = dict(found.lets)[condition.text]
+        if isinstance(value, Condition):
+            yield from _operands(value, found)
