@@ -177,6 +177,7 @@ class Decision:
     bytes: int  # bytes of these blocks on one GPU
     policy_hash: str
     demotion: Demotion | None = None
+    partial: bool = False  # only some leading blocks of the hit; the rest of its tokens are computed
 
     def __post_init__(self) -> None:
         who = f"decision of {self.request}"
@@ -184,6 +185,8 @@ class Decision:
         loads = self.action in (Action.SYNC, Action.ASYNC)
         if loads != (self.blocks > 0):
             raise RecordError(f"decision of {self.request}: {self.action} with {self.blocks} blocks to load")
+        if self.partial and not loads:
+            raise RecordError(f"decision of {self.request}: {self.action} loads nothing, so it is not partial")
         failed = self.demotion is Demotion.POLICY_FAILED
         if (self.action is self.asked) != (self.demotion is None) or failed != (self.asked is None):
             raise RecordError(

@@ -6,6 +6,8 @@ ledger of the step. `HitPolicy` is what it asks: anything with that shape will d
 
 from kvmove.schedule.policy import HitPolicy, HitRule
 from kvmove.schedule.scheduler import StepScheduler
+from kvmove.schedule.shadow import ShadowStatistics
 from kvmove.schedule.statistics import Statistics
+from kvmove.schedule.why_not import RuleExplained
 
-__all__ = ["HitPolicy", "HitRule", "Statistics", "StepScheduler"]
+__all__ = ["HitPolicy", "HitRule", "RuleExplained", "ShadowStatistics", "Statistics", "StepScheduler"]

@@ -8,10 +8,26 @@ from kvmove.schedule.open_step import LANE_OF
 from kvmove.schedule.policy import BoundPolicy
 
 
-def decision_after_guard_rails(rule: int, hit: Hit, bound: BoundPolicy, ledger: Ledger, max_deferrals: int) -> Decision:
-    """Return what happens to the hit when `rule` matched; nothing is reserved yet."""
+def decision_after_guard_rails(
+    verdict: int, hit: Hit, bound: BoundPolicy, ledger: Ledger, max_deferrals: int
+) -> Decision:
+    """Return what happens to the hit after this verdict of its policy; nothing is reserved yet."""
+    rule, blocks, tokens, num_bytes = verdict & 0xFF, hit.blocks, hit.tokens, hit.bytes
+    partial = verdict > 0xFF and verdict >> 8 < blocks
+    if partial:
+        blocks = verdict >> 8
+        tokens, num_bytes = hit.prefix_tokens(blocks), hit.prefix_bytes(blocks)
     asked = bound.actions[rule]
-    demotion = _demotion_of(asked, hit, ledger, max_deferrals)
+    demotion: Demotion | None = None
+    if asked is Action.SYNC:
+        # A request in the step has to compute at least one token: its logits are what the next one is sampled from.
+        # A part of a hit leaves the hit's last tokens.
+        if hit.compute_tokens == 0 and not partial:
+            demotion = Demotion.NOTHING_TO_COMPUTE
+        elif num_bytes > ledger.budget_remaining_bytes:
+            demotion = Demotion.OVER_BUDGET
+    elif asked is Action.DEFER and hit.deferrals >= max_deferrals:
+        demotion = Demotion.DEFERRED_TOO_OFTEN
     # Loading asynchronously is always possible, and never in the way of the step.
     action = asked if demotion is None else Action.ASYNC
     loads = action in LANE_OF
@@ -20,11 +36,12 @@ def decision_after_guard_rails(rule: int, hit: Hit, bound: BoundPolicy, ledger: 
         action=action,
         asked=asked,
         rule=rule,
-        blocks=hit.blocks if loads else 0,
-        tokens=hit.tokens if loads else 0,
-        bytes=hit.bytes if loads else 0,
+        blocks=blocks if loads else 0,
+        tokens=tokens if loads else 0,
+        bytes=num_bytes if loads else 0,
         policy_hash=bound.hash,
         demotion=demotion,
+        partial=partial and loads,
     )
 
 
@@ -41,15 +58,3 @@ def decision_without_policy(hit: Hit, bound: BoundPolicy) -> Decision:
         policy_hash=bound.hash,
         demotion=Demotion.POLICY_FAILED,
     )
-
-
-def _demotion_of(asked: Action, hit: Hit, ledger: Ledger, max_deferrals: int) -> Demotion | None:
-    if asked is Action.SYNC:
-        # A request in the step has to compute at least one token: its logits are what the next one is sampled from.
-        if hit.compute_tokens == 0:
-            return Demotion.NOTHING_TO_COMPUTE
-        if hit.bytes > ledger.budget_remaining_bytes:
-            return Demotion.OVER_BUDGET
-    elif asked is Action.DEFER and hit.deferrals >= max_deferrals:
-        return Demotion.DEFERRED_TOO_OFTEN
-    return None

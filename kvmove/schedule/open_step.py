@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvmove.errors import InternalError
 from kvmove.records import Action, Decision, Lane, Load, StepPlan, Store
 from kvmove.schedule.ledger import Ledger
 from kvmove.schedule.policy import BoundPolicy
+
+if TYPE_CHECKING:
+    from kvmove.schedule.shadow import ShadowStep
 
 LANE_OF = {Action.SYNC: Lane.EXPEDITED, Action.ASYNC: Lane.BULK}
 
@@ -14,15 +19,16 @@ class OpenStep:
     """A step between its beginning and its end.
 
     Every request has at most one decision. A sync decision holds a reservation in the ledger for as long as it
-    is here. `loads` has the admitted ones, in the order of admission.
+    is here. `loads` has the admitted ones, in the order of admission. `shadow` is the side of the shadow policy.
     """
 
-    __slots__ = ("bound", "decisions", "ledger", "loads", "number", "policy_failed", "stores")
+    __slots__ = ("bound", "decisions", "ledger", "loads", "number", "policy_failed", "shadow", "stores")
 
-    def __init__(self, number: int, bound: BoundPolicy, ledger: Ledger) -> None:
+    def __init__(self, number: int, bound: BoundPolicy, ledger: Ledger, shadow: ShadowStep | None = None) -> None:
         self.number = number
         self.bound = bound
         self.ledger = ledger
+        self.shadow = shadow
         self.policy_failed = False
         self.decisions: dict[str, Decision] = {}
         self.loads: dict[str, Load] = {}
@@ -41,6 +47,8 @@ class OpenStep:
             self.loads.pop(request, None)
             if decision.action is Action.SYNC:
                 self.ledger.refund(decision.bytes)
+            if self.shadow is not None:
+                self.shadow.drop(request)
 
     def unadmitted(self) -> list[str]:
         """Return the requests that were to load and have no load."""

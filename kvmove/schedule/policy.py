@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvmove import schema
@@ -15,6 +15,10 @@ _log = logging.getLogger(__name__)
 MAX_RULES = 256  # a verdict keeps its rule in eight bits
 
 
+_DecideBatch = Callable[[Sequence[Hit], Any, Callable[[Hit, int], object]], None]
+_Explain = Callable[[Hit, Any], "tuple[int, Sequence[str]]"]
+
+
 class HitRule(Protocol):
     """One rule of a policy."""
 
@@ -24,7 +28,11 @@ class HitRule(Protocol):
 
 
 class HitPolicy(Protocol):
-    """Anything that can say what a hit should do in this step."""
+    """Anything that can say what a hit should do in this step.
+
+    Two more methods are used where a policy has them, as `kvmove.Policy` does: `decide_batch(hits, step, admit)`,
+    which decides many hits with less work, and `explain(hit, step)`, which says why a rule did not match.
+    """
 
     @property
     def name(self) -> str:
@@ -56,7 +64,7 @@ class BoundPolicy:
             range.
     """
 
-    __slots__ = ("_decide", "_failure_reported", "_name", "actions", "budget_bytes", "hash")
+    __slots__ = ("_decide", "_decide_batch", "_failure_reported", "_name", "actions", "budget_bytes", "explain", "hash")
 
     def __init__(self, policy: HitPolicy) -> None:
         for part in ("name", "hash", "budget_bytes", "rules", "decide"):
@@ -68,46 +76,72 @@ class BoundPolicy:
         self.actions = tuple(rule.action for rule in policy.rules)
         self._failure_reported = False
         self._decide = policy.decide
+        self._decide_batch: _DecideBatch | None = getattr(policy, "decide_batch", None)
+        self.explain: _Explain | None = getattr(policy, "explain", None)
         if not 1 <= len(self.actions) <= MAX_RULES:
             raise Refused(f"policy `{policy.name}` has {len(self.actions)} rules; 1 to {MAX_RULES} are needed")
         for index, action in enumerate(self.actions):
             if not isinstance(action, Action):
                 raise Refused(f"policy `{policy.name}`: rule {index} has the action {action!r}, which is no Action")
 
-    def matching_rule(self, hit: Hit, step: Any) -> int:
-        """Return the index of the rule that matches.
+    def verdict(self, hit: Hit, step: Any) -> int:
+        """Return `(blocks << 8) | rule`: the rule that matches, and how many leading blocks; 0 blocks are all of them.
 
         Raises:
-            InternalError: the verdict names no rule, or only some leading blocks of the hit.
+            InternalError: the verdict is none for this hit.
             Exception: whatever the policy raises.
         """
-        verdict = self._decide(hit, step)
-        # One comparison covers both halves: leading blocks, or a negative number, leave the range as well.
+        return self.checked(self._decide(hit, step), hit)
+
+    def checked(self, verdict: int, hit: Hit) -> int:
+        """Return the verdict, or raise `InternalError` where it is none for this hit."""
+        # One comparison covers nearly every verdict: leading blocks, or a negative number, leave the range.
         if type(verdict) is int and 0 <= verdict < len(self.actions):
             return verdict
-        raise InternalError(self._why_invalid(verdict, hit))
+        problem = self._problem_with(verdict, hit)
+        if problem is None:
+            return verdict
+        raise InternalError(f"policy `{self._name}` returned {verdict!r} for the hit of {hit.request}{problem}")
 
-    def report_failure(self, hit: Hit, error: Exception) -> None:
+    def decide_each(self, hits: Sequence[Hit], step: Any, admit: Callable[[Hit, int], object]) -> None:
+        """Call `admit(hit, verdict)` for each hit in order, before the next one is decided; verdicts are unchecked.
+
+        Raises:
+            Exception: whatever the policy or `admit` raises.
+        """
+        if self._decide_batch is not None:
+            self._decide_batch(hits, step, admit)
+            return
+        for hit in hits:
+            admit(hit, self._decide(hit, step))
+
+    def report_failure(self, hit: Hit, error: Exception, effect: str) -> None:
         """Write a failure to the log, the first time only: a policy that fails in every step would fill it."""
         if self._failure_reported:
             return
         self._failure_reported = True
         _log.error(
-            "policy `%s` (%s) failed on %r; hits load asynchronously for the rest of every step in which it fails. "
-            "This is a bug of kvmove, please report it",
+            "policy `%s` (%s) failed on %r; %s in which it fails. This is a bug of kvmove, please report it",
             self._name,
             self.hash,
             hit,
+            effect,
             exc_info=error,
         )
 
-    def _why_invalid(self, verdict: object, hit: Hit) -> str:
-        start = f"policy `{self._name}` returned {verdict!r} for the hit of {hit.request}"
+    def _problem_with(self, verdict: object, hit: Hit) -> str | None:
         if type(verdict) is not int or verdict < 0:
-            return f"{start}; an int of at least 0 is needed"
-        if verdict & 0xFF >= len(self.actions):
-            return f"{start}: rule {verdict & 0xFF} of {len(self.actions)}"
-        return f"{start}: {verdict >> 8} leading blocks, but only whole hits can be loaded"
+            return "; an int of at least 0 is needed"
+        rule, blocks = verdict & 0xFF, verdict >> 8
+        if rule >= len(self.actions):
+            return f": rule {rule} of {len(self.actions)}"
+        if blocks > hit.blocks:
+            return f": {blocks} leading blocks of {hit.blocks}"
+        if self.actions[rule] not in (Action.SYNC, Action.ASYNC):
+            return f": {blocks} leading blocks to {self.actions[rule]}"
+        if hit.cuts is not None and blocks != hit.blocks and blocks not in hit.cuts:
+            return f": the hit cannot be cut after {blocks} blocks, only after {hit.cuts}"
+        return None
 
 
 def checked_budget(budget_bytes: int | None, name: str) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvmove import schema
@@ -11,7 +13,9 @@ from kvmove.schedule.guard_rails import decision_after_guard_rails, decision_wit
 from kvmove.schedule.ledger import Ledger
 from kvmove.schedule.open_step import LANE_OF, OpenStep
 from kvmove.schedule.policy import BoundPolicy, HitPolicy, checked_budget
+from kvmove.schedule.shadow import ShadowCounters, ShadowStep
 from kvmove.schedule.statistics import Counters, Statistics
+from kvmove.schedule.why_not import WhyNot
 
 if TYPE_CHECKING:
     from kvmove.transfers import IndexLike
@@ -44,12 +48,26 @@ class StepScheduler:
         budget_bytes: bytes per GPU that a step may load inside itself; 0 turns sync off. None: what the policy
             says, and where it says nothing, `schema.DEFAULT_BUDGET_BYTES`.
         max_deferrals: how often a request may be deferred; 0 turns deferral off.
+        shadow: a policy that decides about the same hits beside the live one, with a ledger of its own, and changes
+            nothing. What it would have done is in `statistics().shadow`.
+        explain_every: explain every so many decisions in `statistics().why_not`; 1 explains all, 0 none. Explaining
+            takes hundreds of times as long as deciding.
 
     Raises:
-        Refused: an argument is out of range, or the policy has no usable rules.
+        Refused: an argument is out of range, or a policy has no usable rules.
     """
 
-    def __init__(self, policy: HitPolicy, *, budget_bytes: int | None = None, max_deferrals: int = 16) -> None:
+    def __init__(
+        self,
+        policy: HitPolicy,
+        *,
+        budget_bytes: int | None = None,
+        max_deferrals: int = 16,
+        shadow: HitPolicy | None = None,
+        explain_every: int = 0,
+    ) -> None:
+        if type(explain_every) is not int or explain_every < 0:
+            raise Refused(f"explain_every is {explain_every!r}; an int of at least 0 is needed (0 explains nothing)")
         if type(max_deferrals) is not int or max_deferrals < 0:
             raise Refused(f"max_deferrals is {max_deferrals!r}; an int of at least 0 is needed (0 turns deferral off)")
         self._max_deferrals = max_deferrals
@@ -59,6 +77,10 @@ class StepScheduler:
         self._steps_begun = 0
         self._next_job = 0
         self._counters = Counters()
+        self._why_not = WhyNot(explain_every) if explain_every else None
+        self._next_shadow: BoundPolicy | None = None
+        self._shadow_counters: ShadowCounters | None = None
+        self.set_shadow(shadow)
 
     def set_policy(self, policy: HitPolicy) -> None:
         """Use another policy from the next `begin_step` on; a step under way keeps the one it began with.
@@ -67,6 +89,15 @@ class StepScheduler:
             Refused: the policy has no usable rules or a budget out of range; the present one stays.
         """
         self._next_bound = BoundPolicy(policy)
+
+    def set_shadow(self, policy: HitPolicy | None) -> None:
+        """Try another policy out from the next `begin_step` on, with counters at zero; None: none any more.
+
+        Raises:
+            Refused: the policy has no usable rules or a budget out of range; the present one stays.
+        """
+        self._next_shadow = None if policy is None else BoundPolicy(policy)
+        self._shadow_counters = None if policy is None else ShadowCounters(policy.hash)
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Use another budget from the next `begin_step` on; None returns to the policy's.
@@ -93,7 +124,7 @@ class StepScheduler:
         Raises:
             RecordError: a value is out of the schema's range; a step that was under way goes on.
         """
-        budget_bytes = self._effective_budget_bytes()
+        budget_bytes = self._effective_budget_bytes(self._next_bound)
         state = StepState(
             budget_bytes=budget_bytes,
             budget_remaining_bytes=budget_bytes,
@@ -108,7 +139,7 @@ class StepScheduler:
         )
         if self._step is not None:
             self._counters.aborted_steps += 1
-        self._step = OpenStep(self._steps_begun, self._next_bound, Ledger(state))
+        self._step = OpenStep(self._steps_begun, self._next_bound, Ledger(state), self._shadow_step(state))
         self._steps_begun += 1
         self._counters.add_policy(self._next_bound.hash, len(self._next_bound.actions))
         return state
@@ -123,17 +154,49 @@ class StepScheduler:
             Refused: no step is open, or the request was admitted already.
         """
         step = self._require_step("decide")
-        request = hit.request
-        if request in step.loads:
-            raise Refused(f"decide: {request} is admitted in this step already; call refund({request!r}) first")
-        step.drop(request)
-        rule = self._matching_rule(step, hit)
-        if rule is None:
-            decision = decision_without_policy(hit, step.bound)
-        else:
-            decision = decision_after_guard_rails(rule, hit, step.bound, step.ledger, self._max_deferrals)
-        step.add(decision)
-        return decision
+        _require_unadmitted(step, hit)
+        step.drop(hit.request)
+        if self._why_not is not None and not step.policy_failed:
+            self._why_not.saw(hit, step.ledger, step.bound)
+        return self._take(step, hit, self._verdict(step, hit))
+
+    def decide_batch(self, hits: Sequence[Hit]) -> list[Decision]:
+        """Decide what each of these hits does in this step: the same as `decide` for one after the other, in less time.
+
+        Raises:
+            Refused: no step is open, or a request was admitted already; nothing is decided then.
+        """
+        step = self._require_step("decide_batch")
+        for hit in hits:
+            _require_unadmitted(step, hit)
+        if not hits:
+            return []
+        requests = {hit.request for hit in hits}
+        is_replacing = len(requests) < len(hits) or not requests.isdisjoint(step.decisions)
+        if is_replacing or self._why_not is not None or step.policy_failed:
+            return [self.decide(hit) for hit in hits]
+        decisions: list[Decision] = []
+        admission_failed = False
+
+        def admit(hit: Hit, verdict: int) -> None:
+            nonlocal admission_failed
+            if len(decisions) == len(hits) or hit is not hits[len(decisions)]:
+                raise InternalError(f"the policy decided about {hit!r} out of turn")
+            checked = step.bound.checked(verdict, hit)
+            admission_failed = True
+            decisions.append(self._take(step, hit, checked))
+            admission_failed = False
+
+        try:
+            step.bound.decide_each(hits, step.ledger, admit)
+            if len(decisions) < len(hits):
+                raise InternalError(f"the policy decided about {len(decisions)} of {len(hits)} hits")
+        except Exception as error:  # any: a policy's failure must not become the engine's
+            if admission_failed:
+                raise
+            self._policy_failed(step, hits[min(len(decisions), len(hits) - 1)], error)
+        decisions += [self._take(step, hit, None) for hit in hits[len(decisions) :]]
+        return decisions
 
     def admit(self, request: str, src_blocks: IndexLike, dst_slots: IndexLike) -> Load:
         """Turn a decision to load into a load: host block `src_blocks[i]` goes to slot `dst_slots[i]`.
@@ -208,6 +271,8 @@ class StepScheduler:
         plan = step.plan()
         self._step = None
         self._counters.add_plan(plan)
+        if step.shadow is not None:
+            step.shadow.end(plan.decisions)
         return plan
 
     def abort_step(self) -> None:
@@ -224,7 +289,9 @@ class StepScheduler:
 
     def statistics(self) -> Statistics:
         """Return what happened since the scheduler was made."""
-        return self._counters.snapshot(self._next_job)
+        shadow = None if self._shadow_counters is None else self._shadow_counters.snapshot()
+        why_not = () if self._why_not is None else self._why_not.snapshot()
+        return self._counters.snapshot(self._next_job, shadow, why_not)
 
     def check_integrity(self) -> None:
         """Raise `InternalError` where an invariant of the open step is broken; for tests and debugging."""
@@ -236,23 +303,45 @@ class StepScheduler:
             if job >= self._next_job:
                 raise InternalError(f"job {job} is in step {step.number}, but the next job id is {self._next_job}")
 
-    def _effective_budget_bytes(self) -> int:
-        for budget_bytes in (self._next_budget_bytes, self._next_bound.budget_bytes):
+    def _effective_budget_bytes(self, bound: BoundPolicy) -> int:
+        for budget_bytes in (self._next_budget_bytes, bound.budget_bytes):
             if budget_bytes is not None:
                 return budget_bytes
         return schema.DEFAULT_BUDGET_BYTES
 
-    def _matching_rule(self, step: OpenStep, hit: Hit) -> int | None:
-        """Return the policy's rule for this hit, or None when the policy failed in this step."""
+    def _shadow_step(self, state: StepState) -> ShadowStep | None:
+        """Return the shadow's side of a step, with the budget that it would have if it were the live policy."""
+        if self._next_shadow is None or self._shadow_counters is None:
+            return None
+        budget_bytes = self._effective_budget_bytes(self._next_shadow)
+        own_state = replace(state, budget_bytes=budget_bytes, budget_remaining_bytes=budget_bytes)
+        return ShadowStep(self._next_shadow, own_state, self._max_deferrals, self._shadow_counters)
+
+    def _verdict(self, step: OpenStep, hit: Hit) -> int | None:
+        """Return the policy's verdict about this hit, or None when the policy failed in this step."""
         if step.policy_failed:
             return None
         try:
-            return step.bound.matching_rule(hit, step.ledger)
+            return step.bound.verdict(hit, step.ledger)
         except Exception as error:  # any: a policy's failure must not become the engine's
-            step.policy_failed = True
-            self._counters.policy_errors += 1
-            step.bound.report_failure(hit, error)
+            self._policy_failed(step, hit, error)
             return None
+
+    def _policy_failed(self, step: OpenStep, hit: Hit, error: Exception) -> None:
+        step.policy_failed = True
+        self._counters.policy_errors += 1
+        step.bound.report_failure(hit, error, "hits load asynchronously for the rest of every step")
+
+    def _take(self, step: OpenStep, hit: Hit, verdict: int | None) -> Decision:
+        """Put a verdict through the guard rails into the step; None: the policy failed."""
+        if verdict is None:
+            decision = decision_without_policy(hit, step.bound)
+        else:
+            decision = decision_after_guard_rails(verdict, hit, step.bound, step.ledger, self._max_deferrals)
+        step.add(decision)
+        if step.shadow is not None:
+            step.shadow.decide(hit)
+        return decision
 
     def _require_step(self, call: str) -> OpenStep:
         if self._step is None:
@@ -264,3 +353,9 @@ class StepScheduler:
         if decision is None:
             raise Refused(f"{call}: {request} has no decision in this step; call decide(hit) first")
         return decision
+
+
+def _require_unadmitted(step: OpenStep, hit: Hit) -> None:
+    request = hit.request
+    if request in step.loads:
+        raise Refused(f"decide: {request} is admitted in this step already; call refund({request!r}) first")

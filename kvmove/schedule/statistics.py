@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvmove.records import Action, Demotion, Lane, StepPlan
+from kvmove.schedule.shadow import ShadowStatistics
+from kvmove.schedule.why_not import RuleExplained
 
 # Hot reloads would otherwise make the table of rules grow for as long as the engine lives.
 MAX_POLICIES_COUNTED = 8
@@ -30,6 +32,9 @@ class Statistics:
     budget_offered_bytes: int  # sum of the budgets of all planned steps
     rules: Mapping[str, tuple[int, ...]]  # policy hash -> matches of each rule, for the latest policies
     jobs: int  # job ids given out, those of aborted and refunded jobs included
+    partial_loads: int = 0  # decisions to load only some leading blocks of a hit
+    shadow: ShadowStatistics | None = None  # of the shadow policy, since it was set
+    why_not: tuple[RuleExplained, ...] = ()  # of the latest policy's rules, where decisions are explained
 
     @property
     def budget_used_bytes(self) -> int:
@@ -45,6 +50,7 @@ class Counters:
         "_budget_offered_bytes",
         "_decisions",
         "_demotions",
+        "_partial_loads",
         "_rules",
         "_steps",
         "aborted_steps",
@@ -59,6 +65,7 @@ class Counters:
         self.unadmitted = 0
         self.policy_errors = 0
         self._steps = 0
+        self._partial_loads = 0
         self._budget_offered_bytes = 0
         self._decisions = dict.fromkeys(Action, 0)
         self._demotions = dict.fromkeys(Demotion, 0)
@@ -80,6 +87,7 @@ class Counters:
         self._admitted_bytes[Lane.EXPEDITED] += plan.sync_bytes
         for decision in plan.decisions:
             self._decisions[decision.action] += 1
+            self._partial_loads += decision.partial
             if decision.demotion is not None:
                 self._demotions[decision.demotion] += 1
             if decision.rule is not None:
@@ -87,7 +95,7 @@ class Counters:
             if decision.action is Action.ASYNC:
                 self._admitted_bytes[Lane.BULK] += decision.bytes
 
-    def snapshot(self, jobs: int) -> Statistics:
+    def snapshot(self, jobs: int, shadow: ShadowStatistics | None, why_not: tuple[RuleExplained, ...]) -> Statistics:
         """Return the counters as a record that later steps do not change."""
         return Statistics(
             steps=self._steps,
@@ -101,4 +109,7 @@ class Counters:
             budget_offered_bytes=self._budget_offered_bytes,
             rules={policy_hash: tuple(counts) for policy_hash, counts in self._rules.items()},
             jobs=jobs,
+            partial_loads=self._partial_loads,
+            shadow=shadow,
+            why_not=why_not,
         )

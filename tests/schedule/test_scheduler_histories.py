@@ -18,10 +18,13 @@ REQUESTS = st.sampled_from("abcdefgh")
 BUDGETS = st.integers(0, 12)
 LOADS = (Action.SYNC, Action.ASYNC)
 ACTIONS = (Action.ASYNC, Action.SYNC, Action.RECOMPUTE, Action.DEFER, Action.SYNC)
-# What a policy may answer: a rule, a rule that does not exist, leading blocks, nonsense, or an error.
+# What a policy may answer: a rule, leading blocks, a rule or blocks that do not exist, nonsense, or an error.
 # Bad answers are rare, because each makes the rest of its step the same.
-BAD_ANSWERS = st.sampled_from([5, 255, -1, 256, None, "sync", ValueError("x"), KeyError()])
-ANSWERS = st.integers(0, 19).flatmap(lambda n: BAD_ANSWERS if n == 19 else st.just(n % len(ACTIONS)))
+BAD_ANSWERS = st.sampled_from([5, 255, -1, 261, 5 << 8, 1 << 8 | 2, None, "sync", ValueError("x"), KeyError()])
+PARTS = st.tuples(st.integers(1, 2), st.sampled_from([0, 1, 4])).map(lambda part: part[0] << 8 | part[1])
+ANSWERS = st.integers(0, 19).flatmap(
+    lambda n: BAD_ANSWERS if n == 19 else PARTS if n > 14 else st.just(n % len(ACTIONS))
+)
 Ask: TypeAlias = tuple[str, int, int, int, int, Any, bool]
 # request, bytes, blocks, tokens to compute, deferrals, the policy's answer, whether it is admitted at once
 ASKS: st.SearchStrategy[Ask] = st.tuples(
@@ -62,6 +65,13 @@ def make_hit(request: str, num_bytes: int, blocks: int = 1, compute: int = 1, de
         compute_tokens=compute,
         deferrals=deferrals,
     )
+
+
+def valid(answer: Any, blocks: int) -> bool:
+    """Whether it is a verdict about a hit of so many blocks."""
+    if type(answer) is not int or answer < 0 or answer & 255 >= len(ACTIONS):
+        return False
+    return answer >> 8 == 0 or (answer >> 8 <= blocks and ACTIONS[answer & 255] in LOADS)
 
 
 class SchedulerHistory(RuleBasedStateMachine):
@@ -138,15 +148,18 @@ class SchedulerHistory(RuleBasedStateMachine):
                 self.scheduler.decide(hit)
             return
         self.forget(request)
-        self.failed = self.failed or answer not in range(len(ACTIONS))
+        self.failed = self.failed or not valid(answer, blocks)
         decision = self.scheduler.decide(hit)
-        asked = Action.SYNC if self.failed else ACTIONS[answer]
+        asked, part = Action.SYNC, blocks
+        if not self.failed:
+            asked, part = ACTIONS[answer & 255], answer >> 8 or blocks
+        part_bytes = -(-part * num_bytes // blocks)
         expected: Demotion | None = None
         if self.failed:
             expected = Demotion.POLICY_FAILED
-        elif asked is Action.SYNC and compute == 0:
+        elif asked is Action.SYNC and compute == 0 and part == blocks:
             expected = Demotion.NOTHING_TO_COMPUTE
-        elif asked is Action.SYNC and self.sync_bytes() + num_bytes > self.budget:
+        elif asked is Action.SYNC and self.sync_bytes() + part_bytes > self.budget:
             expected = Demotion.OVER_BUDGET
         elif asked is Action.DEFER and deferrals >= self.MAX_DEFERRALS:
             expected = Demotion.DEFERRED_TOO_OFTEN
@@ -154,7 +167,9 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert decision.action is (Action.ASYNC if expected else asked)
         assert decision.policy_hash == self.policy.hash
         loads = decision.action in LOADS
-        assert (decision.blocks, decision.bytes) == ((blocks, num_bytes) if loads else (0, 0))
+        # A hit of these has as many tokens as blocks.
+        assert (decision.blocks, decision.tokens, decision.bytes) == ((part, part, part_bytes) if loads else (0, 0, 0))
+        assert decision.partial == (part < blocks)
         self.decisions.append(decision)
         if admit:
             self.admit(request, 0)
@@ -234,6 +249,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert statistics.budget_used_bytes == sum(plan.sync_bytes for plan in self.plans)
         assert statistics.admitted_bytes[Lane.BULK] == sum(d.bytes for d in planned if d.action is Action.ASYNC)
         assert statistics.decisions == {a: sum(d.action is a for d in planned) for a in Action}
+        assert statistics.partial_loads == sum(d.partial for d in planned)
         assert statistics.demotions == {a: sum(d.demotion is a for d in planned) for a in Demotion}
         matched = [d for d in planned if d.demotion is not Demotion.POLICY_FAILED]
         assert sum(sum(counts) for counts in statistics.rules.values()) == len(matched)

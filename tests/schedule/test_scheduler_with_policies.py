@@ -29,9 +29,15 @@ def run_step(scheduler: StepScheduler, state: StepState, asked: list[tuple[Hit, 
         decision = scheduler.decide(hit)
         assert decision.demotion is not Demotion.POLICY_FAILED
         if decision.action is Action.SYNC:
-            assert hit.compute_tokens > 0
+            assert hit.compute_tokens > 0 or decision.partial
+        if decision.blocks:
+            assert (decision.bytes, decision.tokens) == (
+                hit.prefix_bytes(decision.blocks),
+                hit.prefix_tokens(decision.blocks),
+            )
+            assert decision.partial == (decision.blocks < hit.blocks)
         if decision.blocks and admitted:
-            scheduler.admit(hit.request, range(hit.blocks), range(hit.blocks))
+            scheduler.admit(hit.request, range(decision.blocks), range(decision.blocks))
         scheduler.check_integrity()
     plan = scheduler.end_step()
     sync = [d for d in plan.decisions if d.action is Action.SYNC]

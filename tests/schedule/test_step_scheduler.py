@@ -165,9 +165,11 @@ def test_defer_becomes_async_after_max_deferrals() -> None:
     assert decisions[2].demotion is Demotion.DEFERRED_TOO_OFTEN
 
 
-@pytest.mark.parametrize("verdict", [4, 255, -1, 1 << 8, (2 << 8) | 1, None, "sync", 1.0, True, np.int64(1)], ids=repr)
+@pytest.mark.parametrize(
+    "verdict", [4, 255, -1, 3 << 8, (1 << 8) | 2, (1 << 8) | 4, None, "sync", 1.0, True, np.int64(1)], ids=repr
+)
 def test_an_invalid_verdict_counts_as_a_failed_policy(verdict: object, caplog: pytest.LogCaptureFixture) -> None:
-    """Guard rail 6: rules that do not exist, leading blocks and things that are no ints load asynchronously."""
+    """Guard rail 6: rules or leading blocks that do not exist, blocks to recompute, and what is no int."""
     scheduler = scheduler_for(lambda hit, step: verdict)
     scheduler.begin_step()
     with caplog.at_level(logging.ERROR):
