@@ -20,7 +20,7 @@ from kvmove.kvpol.lexer import Token, tokenize
 from kvmove.kvpol.parser import parse
 from kvmove.kvpol.source import Source, Span
 from kvmove.kvpol.wrapping import WIDTH
-from kvmove.testing.policies import policies
+from kvmove.testing import policies
 
 SHIPPED = sorted((Path(__file__).parents[2] / "policies").glob("*.kvpol"))
 

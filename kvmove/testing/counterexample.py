@@ -1,0 +1,56 @@
+"""How a hit and a step that break a claim are shown: what differs from the simplest, with units, ready to be tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvmove import schema
+from kvmove.kvpol.given import shown
+from kvmove.records import Hit, StepState
+from kvmove.testing.claims import Asked, ask
+
+if TYPE_CHECKING:
+    from kvmove.kvpol.policy import Policy
+
+# Without these a reader could not tell what the hit is.
+_ALWAYS = frozenset({"bytes", "tokens", "blocks", "compute_tokens", "budget_remaining"})
+
+
+def explain(claim: str, policies: Sequence[Policy], situations: Sequence[tuple[Hit, StepState]], how: str) -> str:
+    """A message that says which claim is broken, by what, and what each policy asks for there."""
+    reads = {v for policy in policies for v in _reads(policy)}
+    lines = [claim]
+    for hit, step in situations:
+        lines.append("")
+        lines.append(f"  hit:   {_fields(hit, schema.HIT, reads)}")
+        lines.append(f"  step:  {_fields(step, schema.STEP, reads)}")
+        for policy in policies:
+            who = f"`{policy.name}`" if len(policies) > 1 else "asked"
+            lines.append(f"  {who}: {_asked(policy, ask(policy, hit, step))}")
+    lines += ["", f"  ({how})"]
+    return "\n".join(lines)
+
+
+def _reads(policy: Policy) -> set[str]:
+    from kvmove.testing.edges import edges_of
+
+    return {v.name for v in edges_of(policy).reads}
+
+
+def _fields(record: Hit | StepState, variables: tuple[schema.Variable, ...], reads: set[str]) -> str:
+    """The values that the policy reads or that are not the simplest, as `kvmove decide` takes them."""
+    kept = []
+    for v in variables:
+        value = getattr(record, v.attribute)
+        simplest = None if v.optional else 0
+        if v.name in _ALWAYS or v.name in reads or value != simplest:
+            kept.append(f"{v.name}={shown(v, record)}")
+    return ",".join(kept)
+
+
+def _asked(policy: Policy, asked: Asked) -> str:
+    rule = policy.rules[asked.rule]
+    where = "the implicit last rule" if rule.line is None else f"line {rule.line}: {' '.join(rule.text.split())}"
+    blocks = f" {asked.blocks} blocks, {asked.bytes} bytes," if asked.blocks else ""
+    return f"{asked.action}{blocks or ','} by {where}"
