@@ -22,6 +22,7 @@ from kvmove.cli.fmt import fmt as _fmt
 from kvmove.cli.lsp import lsp as _lsp
 from kvmove.cli.prove import prove as _prove
 from kvmove.cli.replay import replay as _replay
+from kvmove.cli.test import run_tests as _test
 from kvmove.cli.trace import trace as _trace
 from kvmove.errors import InternalError, KVMoveError, PolicyError, TraceError
 from kvmove.kvpol.source import printable
@@ -90,6 +91,7 @@ app = typer.Typer(
 app.command(short_help="Say what is wrong in policy files.")(_check)
 app.command(short_help="Lay policy files out.")(_fmt)
 app.command(short_help="Say what a policy decides about one hit, and why.")(_decide)
+app.command("test", short_help="Run the examples beside policies.")(_test)
 app.command(short_help="Prove what holds of a policy for every hit and step.")(_prove)
 app.command(short_help="Say how two policies differ, with an example.")(_diff)
 app.command(short_help="Check and complete policies in an editor.")(_lsp)

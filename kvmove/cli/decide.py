@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Collection, Iterator
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvmove import schema
 from kvmove.cli.quantities import parse_params
 from kvmove.kvpol import Policy
-from kvmove.kvpol.given import hit_of, shown, step_of
 from kvmove.kvpol.source import printable, quoted
-from kvmove.records import Decision, Demotion, Hit, StepState
+from kvmove.records import Action, Hit, StepState
 
 if TYPE_CHECKING:
-    from kvmove.kvpol.trace import Condition, RuleTrace, Trace
+    from kvmove.kvpol.dry_run import DryDecision
+    from kvmove.kvpol.trace import Condition, RuleTrace
 
-MAX_DEFERRALS = 16  # the scheduler's own default
-_WHY = {
-    Demotion.OVER_BUDGET: "more bytes than the step's budget has left",
-    Demotion.NOTHING_TO_COMPUTE: "the step would have no token of it to compute",
-    Demotion.DEFERRED_TOO_OFTEN: f"deferred {MAX_DEFERRALS} times already",
+_DOES = {
+    Action.SYNC: "inside the step",
+    Action.ASYNC: "in the background",
+    Action.RECOMPUTE: "load nothing, compute the hit's tokens again",
+    Action.DEFER: "load nothing yet, ask again in the next step",
 }
-
-
-class Format(StrEnum):
-    """How to print the decision."""
-
-    PRETTY = "pretty"
-    JSON = "json"
 
 
 def decide(
     file: Annotated[str, typer.Argument(help="Policy file, or a policy that comes with kvmove.", metavar="FILE")],
     hit: Annotated[
-        str, typer.Option(help="Values of the hit, such as bytes=3MiB,load_time=2ms.", metavar="NAME=VALUE,...")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Values of the hit, such as bytes=3MiB,load_time=2ms. Repeatable.",
+            metavar="NAME=VALUE,...",
+            show_default=False,
+        ),
+    ] = None,
     step: Annotated[
-        str, typer.Option(help="Values of the step, such as budget_remaining=1MiB.", metavar="NAME=VALUE,...")
-    ] = "",
+        list[str] | None,
+        typer.Option(
+            help="Values of the step, such as budget_remaining=1MiB. Repeatable.",
+            metavar="NAME=VALUE,...",
+            show_default=False,
+        ),
+    ] = None,
     param: Annotated[
         list[str] | None,
         typer.Option(help="Value for a param of the policy. Repeatable.", metavar="NAME=VALUE", show_default=False),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How to print it.")] = Format.PRETTY,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; amounts in bytes, tokens and ns.")] = False,
 ) -> None:
     """Say what a policy decides about one hit in one step, by which rule, and what made each rule match or not.
 
@@ -53,26 +57,24 @@ def decide(
 
     Exit status 0: decided. 2: the policy or a value cannot be used.
     """
-    from kvmove.kvpol.trace import trace
-    from kvmove.schedule.guard_rails import decision_after_guard_rails
-    from kvmove.schedule.ledger import Ledger
-    from kvmove.schedule.policy import BoundPolicy
+    from kvmove.kvpol.dry_run import DryRun
+    from kvmove.kvpol.given import hit_of, step_of
 
     policy = Policy.load(file, parse_params(param or []))
-    the_hit, hit_assumed = hit_of(_pairs(hit, "--hit"))
-    state, step_assumed = step_of(_pairs(step, "--step"), policy.budget_bytes)
-    traced = trace(policy, the_hit, state)
-    decision = decision_after_guard_rails(traced.verdict, the_hit, BoundPolicy(policy), Ledger(state), MAX_DEFERRALS)
+    the_hit, hit_assumed = hit_of(_pairs(hit or [], "--hit"))
+    state, step_assumed = step_of(_pairs(step or [], "--step"), policy.budget_bytes)
+    found = DryRun(policy, state).decide(the_hit)
     assumed = {*hit_assumed, *step_assumed}
-    if format is Format.JSON:
-        typer.echo(json.dumps(_as_json(policy, the_hit, state, assumed, traced, decision), indent=2))
+    if as_json:
+        typer.echo(json.dumps(_as_json(policy, state, assumed, found), indent=2))
         return
-    typer.echo("\n".join(printable(line) for line in _pretty(the_hit, state, assumed, traced, decision)))
+    for line in _pretty(state, assumed, found):
+        typer.echo(printable(line))
 
 
-def _pairs(text: str, option: str) -> dict[str, object]:
+def _pairs(settings: list[str], option: str) -> dict[str, object]:
     pairs: dict[str, object] = {}
-    for setting in filter(None, (part.strip() for part in text.split(","))):
+    for setting in filter(None, (part.strip() for text in settings for part in text.split(","))):
         name, equals, value = (part.strip() for part in setting.partition("="))
         if not (name and equals and value):
             raise typer.BadParameter(f"{quoted(setting)} is not written like `NAME=VALUE`", param_hint=option)
@@ -82,60 +84,60 @@ def _pairs(text: str, option: str) -> dict[str, object]:
     return pairs
 
 
-def _pretty(hit: Hit, step: StepState, assumed: set[str], traced: Trace, decision: Decision) -> list[str]:
-    lines = [f"{decision.action}, {_loads(decision)}by {_named(traced.rule)}"]
+def _pretty(step: StepState, assumed: Collection[str], found: DryDecision) -> Iterator[str]:
+    from kvmove.kvpol.dry_run import WHY
+    from kvmove.kvpol.reasons import lets_text, rule_name, rules_text
+
+    decision = found.decision
+    yield f"{decision.action}: {_does(found)}"
+    yield f"decided by {rule_name(found.trace.rule)}"
     if decision.demotion is not None:
-        lines.append(f"guard rail: {decision.asked} becomes {decision.action}: {_WHY[decision.demotion]}")
-    lines.append("")
-    for rule in traced.rules:
-        state = "decides" if rule is traced.rule else "matches, comes too late" if rule.matches else "does not match"
-        lines.append(f"{_named(rule)}: {state}")
-        lines.append(f"  {rule.text}")
-        if rule.condition is not None:
-            lines += _reasons(rule.condition, 2)
-        if rule.limit is not None:
-            lines.append(f"    at most {rule.limit.text} = {rule.limit}: {rule.blocks} of {hit.blocks} blocks fit")
-    if traced.lets:
-        lines.append("")
-        lines += [f"let {name} = {_let_value(value)}" for name, value in traced.lets]
-    for title, record, variables in (("hit", hit, schema.HIT), ("step", step, schema.STEP)):
-        lines += ["", f"{title}:"]
-        lines += [f"  {v.name} = {shown(v, record)}{' (assumed)' * (v.name in assumed)}" for v in variables]
-    return lines
+        yield f"guard rail: the policy asked for {decision.asked}, but {WHY[decision.demotion]}"
+    yield ""
+    yield from rules_text(found.trace, found.hit.blocks)
+    lets = list(lets_text(found.trace))
+    if lets:
+        yield ""
+        yield "lets"
+        yield from (f"  {line}" for line in lets)
+    yield ""
+    yield from _values("hit", found.hit, schema.HIT, assumed)
+    yield from _values("step", step, schema.STEP, assumed)
 
 
-def _loads(decision: Decision) -> str:
-    return f"{decision.blocks} blocks ({decision.bytes} bytes), " if decision.blocks else ""
+def _does(found: DryDecision) -> str:
+    from kvmove.kvpol.units import BYTES, show
+
+    decision = found.decision
+    if not decision.blocks:
+        return _DOES[decision.action]
+    part = f"the first {decision.blocks} of {found.hit.blocks}" if decision.blocks < found.hit.blocks else "all"
+    blocks = f"{found.hit.blocks} blocks" if part == "all" else "blocks"
+    return f"load {part} {blocks} ({show(Fraction(decision.bytes), BYTES)}) {_DOES[decision.action]}"
 
 
-def _named(rule: RuleTrace) -> str:
-    if rule.line is None:
-        return "the implicit last rule"
-    label = f" @{rule.label}" if rule.label else ""
-    return f"rule {rule.index + 1}{label} (line {rule.line})"
+def _values(
+    title: str, record: Hit | StepState, variables: tuple[schema.Variable, ...], assumed: Collection[str]
+) -> Iterator[str]:
+    """The values of the hit or the step: those that were given, those assumed, and the estimates that are unknown."""
+    from kvmove.kvpol.given import shown
+
+    yield title
+    groups: dict[str, list[str]] = {"given": [], "assumed": [], "unknown": []}
+    for v in variables:
+        if getattr(record, v.attribute) is None:
+            groups["unknown"].append(v.name)
+        else:
+            groups["assumed" if v.name in assumed else "given"].append(f"{v.name} = {shown(v, record)}")
+    for group, texts in groups.items():
+        if texts:
+            yield f"  {group + ':':<8} {', '.join(texts)}"
 
 
-def _reasons(condition: Condition, depth: int) -> list[str]:
-    """The condition and its parts, each with its truth and the values that it was decided by."""
-    values = ", ".join(f"{o.text} = {o}" for o in condition.operands if not o.is_constant)
-    line = f"{'  ' * depth}{_truth(condition.truth):<7} {condition.text}"
-    lines = [f"{line}  [{values}]" if values else line]
-    for part in condition.parts:
-        lines += _reasons(part, depth + 1)
-    return lines
+def _as_json(policy: Policy, step: StepState, assumed: Collection[str], found: DryDecision) -> dict[str, object]:
+    from kvmove.kvpol.reasons import lets_text
 
-
-def _truth(truth: bool | None) -> str:
-    return {True: "true", False: "false", None: "unknown"}[truth]
-
-
-def _let_value(value: Any) -> str:
-    return _truth(value.truth) if hasattr(value, "truth") else str(value)
-
-
-def _as_json(
-    policy: Policy, hit: Hit, step: StepState, assumed: set[str], traced: Trace, decision: Decision
-) -> dict[str, object]:
+    decision = found.decision
     return {
         "policy": policy.name,
         "hash": policy.hash,
@@ -143,26 +145,29 @@ def _as_json(
         "asked": decision.asked,
         "demotion": decision.demotion,
         "rule": decision.rule,
-        "label": traced.rule.label,
+        "label": found.trace.rule.label,
         "blocks": decision.blocks,
         "bytes": decision.bytes,
-        "rules": [
-            {
-                "index": r.index,
-                "label": r.label,
-                "line": r.line,
-                "text": r.text,
-                "matches": r.matches,
-                "condition": None if r.condition is None else _condition_json(r.condition),
-                "limit": None if r.limit is None else str(r.limit),
-                "blocks": r.blocks,
-            }
-            for r in traced.rules
-        ],
-        "lets": {name: _let_value(value) for name, value in traced.lets},
-        "hit": {v.name: getattr(hit, v.attribute) for v in schema.HIT},
+        "partial": decision.partial,
+        "rules": [_rule_json(rule) for rule in found.trace.rules],
+        "lets": list(lets_text(found.trace)),
+        "hit": {v.name: getattr(found.hit, v.attribute) for v in schema.HIT},
         "step": {v.name: getattr(step, v.attribute) for v in schema.STEP},
-        "assumed": sorted(assumed),
+        "assumed": [v.name for v in schema.VARIABLES if v.name in assumed],
+    }
+
+
+def _rule_json(rule: RuleTrace) -> dict[str, object]:
+    return {
+        "index": rule.index,
+        "label": rule.label,
+        "line": rule.line,
+        "text": rule.text,
+        "matches": rule.matches,
+        "why_not": rule.why_not(),
+        "condition": None if rule.condition is None else _condition_json(rule.condition),
+        "limit": None if rule.limit is None else str(rule.limit),
+        "blocks": rule.blocks,
     }
 
 
@@ -170,6 +175,7 @@ def _condition_json(condition: Condition) -> dict[str, object]:
     return {
         "text": condition.text,
         "truth": condition.truth,
+        "unknown": condition.unknown,
         "values": {o.text: str(o) for o in condition.operands},
         "parts": [_condition_json(part) for part in condition.parts],
     }

@@ -167,8 +167,8 @@ class Reader:
         for name, value in params.items():
             if not isinstance(value, str | int):
                 self.problem(
-                    f"param {quoted(name)} is {quoted(str(value))}; write a text as a policy does, such as \"64MiB\", a whole "
-                    "number, or true or false", *path, "params", name,
+                    f"param {quoted(name)} is {quoted(str(value))}; write a text as a policy does, such as \"64MiB\", "
+                    "a whole number, or true or false", *path, "params", name,
                 )  # fmt: skip
 
     def table(self, item: Mapping[str, Any], key: str, *path: str | int) -> dict[str, Any]:

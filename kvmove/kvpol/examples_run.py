@@ -109,7 +109,7 @@ def _wrong(policy: Policy, expected: ExpectedHit, found: DryDecision) -> Iterato
         yield f"expected {expected.expect}{by}, got {decision.action} by {rule_name(rule)}"
     if decision.demotion is not expected.guard_rail:
         if decision.demotion is None:
-            yield f"expected the guard rail {expected.guard_rail}, and none changed the {decision.action} that was asked for"
+            yield f"expected the guard rail {expected.guard_rail}, and none changed the {decision.action} asked for"
         else:
             said = f', not "{expected.guard_rail}"' if expected.guard_rail else ""
             yield (

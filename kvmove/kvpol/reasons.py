@@ -32,7 +32,7 @@ def rules_text(trace: Trace, blocks: int, rules: Iterable[RuleTrace] | None = No
         yield f"{rule_name(rule)}: {'decides' if rule is trace.rule else matches}"
         yield f"    {rule.text}"
         if rule.condition is not None:
-            yield from _condition(rule.condition, 1, lets, frozenset())
+            yield from _condition(rule.condition, 1, lets, set())
         if rule.limit is not None:
             yield f"    {_limit(rule.limit, rule.blocks or 0, blocks)}"
 
@@ -41,43 +41,40 @@ def lets_text(trace: Trace) -> Iterator[str]:
     """A line for each let that is an amount: its value. Conditions stand in the rules that read them."""
     for name, value in trace.lets:
         if isinstance(value, Operand):
-            unknown = f" ({', '.join(value.unknown)} unknown)" if value.unknown else ""
+            unknown = f" ({_listed(value.unknown)})" if value.unknown else ""
             yield f"{name} = {value.text} = {value}{unknown}"
 
 
 def _limit(limit: Operand, fit: int, blocks: int) -> str:
     if limit.value is None:
-        return f"at most {limit.text}: unknown ({_listed(limit.unknown)} unknown), so no block fits"
+        return f"at most {limit.text}: unknown ({_listed(limit.unknown)}), so no block fits"
     value = "" if limit.text == str(limit) else f" = {limit}"
     return f"at most {limit.text}{value}: {fit} of {blocks} {'block' if blocks == 1 else 'blocks'} fit"
 
 
 def _condition(
-    condition: Condition, depth: int, lets: dict[str, Operand | Condition], above: frozenset[str]
+    condition: Condition, depth: int, lets: dict[str, Operand | Condition], shown: set[str]
 ) -> Iterator[str]:
-    """The condition and its parts; what a let stands for is shown below it."""
+    """The condition and its parts; what a let stands for is shown below it, the first time in a rule."""
     line = f"{'  ' * depth}  {truth_text(condition.truth):<7} {condition.text}"
     values = [f"{o.text} = {_value(o)}" for o in condition.operands if not o.is_constant]
     if values and condition.kind != "known":
         line += f"   [{', '.join(dict.fromkeys(values))}]"
     elif condition.kind == "known" and condition.operands[0].unknown:
-        line += f"   [{_listed(condition.operands[0].unknown)} unknown]"
+        line += f"   [unknown: {_listed(condition.operands[0].unknown)}]"
     yield line
     for part in condition.parts:
-        yield from _condition(part, depth + 1, lets, above)
+        yield from _condition(part, depth + 1, lets, shown)
     meaning = lets.get(condition.text) if condition.kind == "let" else None
-    # A let that is shown once in a rule need not be shown again inside itself: lets can double.
-    if isinstance(meaning, Condition) and condition.text not in above and depth <= _DEEPEST:
-        yield from _condition(meaning, depth + 1, lets, above | {condition.text})
-
-
-_DEEPEST = 8  # lets that are each used twice would be shown 2^n times
+    if isinstance(meaning, Condition) and condition.text not in shown:
+        shown.add(condition.text)
+        yield from _condition(meaning, depth + 1, lets, shown)
 
 
 def _value(operand: Operand) -> str:
     if operand.value is not None:
         return str(operand)
-    return "unknown" if operand.unknown == (operand.text,) else f"unknown, as {_listed(operand.unknown)} is"
+    return "unknown" if operand.unknown == (operand.text,) else f"unknown ({_listed(operand.unknown)})"
 
 
 def _listed(names: Iterable[str]) -> str:
