@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
     held = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
 
     def files(folder: Path, prefix: str) -> set[str]:
-        suffixes = {".py", ".typed", ".lark", ".kvpol"}
+        suffixes = {".py", ".typed", ".lark", ".kvpol", ".toml"}
         found = (p for p in folder.rglob("*") if p.suffix in suffixes and "__pycache__" not in p.parts)
         return {f"{prefix}/{p.relative_to(folder)}" for p in found}
 

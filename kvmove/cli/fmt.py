@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import shutil
 import sys
@@ -13,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from kvmove.cli.policy_files import policy_files
 from kvmove.errors import PolicyError
 from kvmove.kvpol.format import format_text
 from kvmove.kvpol.limits import READ_BYTES, decode
@@ -25,7 +27,7 @@ def fmt(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Policy files (.kvpol); - formats standard input to standard output.",
+            help="Policy files (.kvpol), or folders of them; - formats standard input to standard output.",
             metavar="FILES...",
             show_default=False,
         ),
@@ -39,7 +41,7 @@ def fmt(
     parsed or written; it is left as it is.
     """
     worst = OK
-    for name in files:
+    for name in policy_files(files):
         worst = max(worst, _format_file(name, check=check, diff=diff))
     if worst:
         raise typer.Exit(worst)
@@ -76,19 +78,30 @@ def _read(name: str) -> bytes:
     """The first bytes of the file, enough to tell that it is too large."""
     if name == "-":
         return sys.stdin.buffer.read(READ_BYTES)
+    if os.path.exists(name) and not os.path.isfile(name):
+        raise OSError("neither a file nor a folder")  # a pipe could not be replaced, and - is for it
     with open(name, "rb") as file:
         return file.read(READ_BYTES)
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file so that readers see the old text or the new, never half of one. Links and modes stay."""
+    """Write a file so that readers see the old text or the new, never half of one. Links, mode and owner stay.
+
+    Raises:
+        OSError: the file is read-only, or its folder cannot be written; the file is as it was.
+    """
     target = path.resolve()
+    if not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "cannot be written; change its mode, or pass it as standard input")
+    owner = target.stat()
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
+        with suppress(OSError):  # only root may give a file away
+            os.chown(temporary, owner.st_uid, owner.st_gid)
         shutil.copymode(target, temporary)
         os.replace(temporary, target)
     except BaseException:

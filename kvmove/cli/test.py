@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvmove.cli.policy_files import policy_files
 from kvmove.cli.quantities import parse_params
 from kvmove.errors import ExamplesError, PolicyError
 from kvmove.kvpol import Policy
-from kvmove.kvpol.library import SUFFIX as POLICY_SUFFIX
 from kvmove.kvpol.library import shipped
 from kvmove.kvpol.source import printable
 
@@ -71,7 +71,7 @@ def run_tests(
     Exit status 0: every example holds. 1: one does not, or too few rules decide. 2: a policy or its examples cannot be
     used, or there are none.
     """  # fmt: skip
-    names = _policies(files)
+    names = policy_files(files)
     if examples is not None and len(names) != 1:
         raise typer.BadParameter("it goes with one policy", param_hint="--examples")
     params = parse_params(param or [])
@@ -83,21 +83,6 @@ def run_tests(
     worst = max((_status(each, cov_fail_under) for each in tested), default=OK)
     if worst:
         raise typer.Exit(worst)
-
-
-def _policies(names: list[str]) -> list[str]:
-    """The policies that are named, with those of folders in their order; each once."""
-    found: dict[str, None] = {}
-    for name in names:
-        path = Path(name)
-        if path.is_dir():
-            inside = sorted(str(p) for p in path.rglob(f"*{POLICY_SUFFIX}") if p.is_file())
-            if not inside:
-                raise typer.BadParameter(f"no {POLICY_SUFFIX} file is in {printable(name)}", param_hint="FILES...")
-            found.update(dict.fromkeys(inside))
-        else:
-            found[name] = None
-    return list(found)
 
 
 def _test(name: str, examples: Path | None, params: dict[str, str]) -> _Tested:
