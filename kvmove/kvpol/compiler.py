@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -27,6 +27,8 @@ from kvmove.kvpol.whole import ONE, Const, Least, Local, Magnitude, Most, Read, 
 from kvmove.schema import BY_NAME, Scope, Variable
 
 Decide = Callable[[Any, Any], int]
+Admit = Callable[[Any, int], object]
+DecideBatch = Callable[[Iterable[Any], Any, Admit], None]
 
 _COMPARE: dict[str, type[ast.cmpop]] = {
     "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE, "==": ast.Eq, "!=": ast.NotEq,
@@ -40,12 +42,28 @@ def compile_program(program: Program, source: Source) -> Decide:
     with `at most` it calls the hit, which knows what its leading blocks weigh. It has no globals, no builtins and
     no state.
     """
-    module = ast.Module([_Compiler(program, source).function()], [])
-    code = compile(module, f"<policy {source.name}>", "exec")
+    return _function(_Compiler(program, source).function(), source)
+
+
+def compile_batch(program: Program, source: Source) -> DecideBatch:
+    """The function `decide_batch(hits, step, admit)` of `program`: `admit(hit, verdict)` for each hit, in order.
+
+    Each verdict is that of `decide` for what `step` says when the hit's turn comes; so a hit sees what `admit` did
+    about those before it. Only what an admission changes is read for every hit: `CHANGED_BY_ADMISSION`.
+    """
+    return _function(_BatchCompiler(program, source).function(), source)
+
+
+# The attributes of a step that an admission may change while a batch is being decided.
+CHANGED_BY_ADMISSION = frozenset({"budget_remaining_bytes", "sync_loads"})
+
+
+def _function(definition: ast.FunctionDef, source: Source) -> FunctionType:
+    code = compile(ast.Module([definition], []), f"<policy {source.name}>", "exec")
     body = next((c for c in code.co_consts if isinstance(c, CodeType)), None)
     if body is None:
         raise InternalError("the compiled policy holds no function")
-    return FunctionType(body, {"__builtins__": {}}, "decide")
+    return FunctionType(body, {"__builtins__": {}}, definition.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +101,11 @@ class _Compiler:
 
     def function(self) -> ast.FunctionDef:
         """The definition of `decide`."""
+        return _definition("decide", ["hit", "step"], self._rules(_State()))
+
+    def _rules(self, state: _State) -> list[ast.stmt]:
+        """What decides about one hit."""
         body: list[ast.stmt] = []
-        state = _State()
         ended = False
         for index, rule in enumerate(self.program.rules):
             line = self.source.line_of(rule.span.start)
@@ -94,20 +115,17 @@ class _Compiler:
             if ended:
                 break
         if not ended:
-            body.append(at_line(ast.Return(ast.Constant(len(self.program.rules))), 1))
-        arguments = ast.arguments([], [ast.arg("hit"), ast.arg("step")], None, [], [], None, [])
-        function = ast.FunctionDef("decide", arguments, body, [])
-        if hasattr(function, "type_params"):
-            function.type_params = []
-        function.lineno, function.col_offset = 1, 0
-        for argument in arguments.args:
-            argument.lineno, argument.col_offset = 1, 0
-        return ast.fix_missing_locations(function)
+            body += [at_line(s, 1) for s in self._decided(ast.Constant(len(self.program.rules)))]
+        return body
+
+    def _decided(self, verdict: ast.expr) -> list[ast.stmt]:
+        """What ends the decision about a hit."""
+        return [ast.Return(verdict)]
 
     def _rule(self, rule: CheckedRule, index: int, state: _State) -> tuple[list[ast.stmt], _State, bool]:
-        decision = ast.Return(ast.Constant(index))
+        verdict: ast.expr = ast.Constant(index)
         if rule.condition == checked.TRUE and rule.limit is None:
-            return [decision], state, True
+            return self._decided(verdict), state, True
         if rule.condition == checked.FALSE:
             return [], state, False
         statements: list[ast.stmt] = []
@@ -120,8 +138,8 @@ class _Compiler:
         test = self._condition(rule.condition, state)
         if rule.limit is not None:
             test = self._fits(test, rule.limit)
-            decision = self._cut(index, test.if_true)
-        return [*statements, ast.If(test.node, [decision], [])], test.if_false, False
+            verdict = self._cut(index, test.if_true)
+        return [*statements, ast.If(test.node, self._decided(verdict), [])], test.if_false, False
 
     def _fits(self, test: _Test, limit: Limit) -> _Test:
         """Whether `test` holds and the limit is known and a block fits; `_BLOCKS` is then how many do."""
@@ -139,13 +157,13 @@ class _Compiler:
         failed = test.if_false.met(guard.if_false).met(after)
         return _Test(joined(ast.And(), nodes), after, failed)
 
-    def _cut(self, index: int, state: _State) -> ast.Return:
+    def _cut(self, index: int, state: _State) -> ast.expr:
         """The verdict of a rule whose limit leaves `_BLOCKS`: 0 blocks stand for all of them."""
         every, _ = self._read(BY_NAME["blocks"], state)
         some = ast.BinOp(load(_BLOCKS), ast.LShift(), ast.Constant(8))
         verdict = ast.BinOp(some, ast.BitOr(), ast.Constant(index))
         is_cut = ast.Compare(load(_BLOCKS), [ast.Lt()], [every])
-        return ast.Return(ast.IfExp(is_cut, verdict, ast.Constant(index)))
+        return ast.IfExp(is_cut, verdict, ast.Constant(index))
 
     def _hoisted(self, let: int, part: str, state: _State) -> tuple[ast.expr, _State]:
         """A let's value computed ahead of a rule; 0 where it is unknown, which nothing reads."""
@@ -320,6 +338,38 @@ class _Compiler:
         if self.usage.lets[x.let, part] == 1:
             return node, state
         return ast.NamedExpr(ast.Name(name, ast.Store()), node), state.with_local(name)
+
+
+class _BatchCompiler(_Compiler):
+    """The same rules in a loop, with what no admission changes read once ahead of it."""
+
+    def function(self) -> ast.FunctionDef:
+        """The definition of `decide_batch`."""
+        ahead: list[ast.stmt] = []
+        state = _State()
+        for v in sorted(self.usage.reads, key=lambda v: v.attribute):
+            if v.scope is Scope.STEP and v.attribute not in CHANGED_BY_ADMISSION:
+                name = f"v_{v.attribute}"
+                ahead.append(
+                    ast.Assign([ast.Name(name, ast.Store())], ast.Attribute(load("step"), v.attribute, ast.Load()))
+                )
+                state = state.with_local(name)
+        # Locals of the hit before are still set, but no way through the rules counts on them.
+        loop = ast.For(ast.Name("hit", ast.Store()), load("hits"), self._rules(state), [])
+        return _definition("decide_batch", ["hits", "step", "admit"], [at_line(s, 1) for s in ahead] + [loop])
+
+    def _decided(self, verdict: ast.expr) -> list[ast.stmt]:
+        return [ast.Expr(ast.Call(load("admit"), [load("hit"), verdict], [])), ast.Continue()]
+
+
+def _definition(name: str, arguments: list[str], body: list[ast.stmt]) -> ast.FunctionDef:
+    function = ast.FunctionDef(
+        name, ast.arguments([], [ast.arg(a) for a in arguments], None, [], [], None, []), body, []
+    )
+    if hasattr(function, "type_params"):
+        function.type_params = []
+    function.lineno, function.col_offset = 1, 0
+    return ast.fix_missing_locations(function)
 
 
 _NOTHING: ast.expr = ast.Constant(True)  # the node of a test with nothing to test

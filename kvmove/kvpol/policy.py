@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
@@ -55,11 +55,14 @@ class Policy:
         decide: The compiled function `decide(hit, step) -> int`, which reads the attributes of `Hit` and
             `StepState` and returns `(blocks << 8) | rule`: the index of the rule that matched, and the leading
             blocks to load, 0 for the whole hit. It is pure.
+        decide_batch: The compiled function `decide_batch(hits, step, admit)`: it calls `admit(hit, verdict)` for each
+            hit in order, with the verdict that `decide` gives at that moment. `admit` may change what is left of the
+            step's budget and its number of sync loads, and no other attribute of the step.
     """
 
     __slots__ = (
-        "_origin", "analysis", "budget_bytes", "decide", "hash", "name", "params", "program", "rules", "text",
-        "warnings",
+        "_origin", "analysis", "budget_bytes", "decide", "decide_batch", "hash", "name", "params", "program", "rules",
+        "text", "warnings",
     )  # fmt: skip
 
     name: str
@@ -70,11 +73,12 @@ class Policy:
     rules: tuple[Rule, ...]
     warnings: tuple[Finding, ...]
     decide: Callable[[Any, Any], int]
+    decide_batch: Callable[[Iterable[Any], Any, Callable[[Any, int], object]], None]
     analysis: Analysis
     program: Program
 
     def __init__(self, analysis: Analysis, overrides: Overrides, default_name: str) -> None:
-        from kvmove.kvpol.compiler import compile_program
+        from kvmove.kvpol.compiler import compile_batch, compile_program
 
         program = analysis.usable()
         source = analysis.source
@@ -87,6 +91,7 @@ class Policy:
         self.warnings = tuple(f for f in analysis.findings if not f.is_error)
         self.hash = _hash(self.text, self.params)
         self.decide = compile_program(program, source)
+        self.decide_batch = compile_batch(program, source)
         self._origin = (source.name, dict(overrides), default_name)
 
     @classmethod
@@ -121,6 +126,17 @@ class Policy:
         from kvmove.kvpol.analyse import analyse
 
         return cls(analyse(source, overrides), overrides, default_name)
+
+    def explain(self, hit: Any, step: Any) -> tuple[int, Sequence[str]]:
+        """The rule that decides, and for each rule before it, in order, what kept it from matching.
+
+        That is text of the policy, such as a part of its condition, and no value of the hit: it can be counted.
+        Explaining takes hundreds of times as long as deciding; `kvmove.kvpol.trace` has all of it, with the values.
+        """
+        from kvmove.kvpol.trace import trace
+
+        found = trace(self, hit, step)
+        return found.rule.index, [rule.why_not() or "" for rule in found.rules[: found.rule.index]]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.text, *self._origin)
