@@ -111,9 +111,11 @@ def _does(found: DryDecision) -> str:
     decision = found.decision
     if not decision.blocks:
         return _DOES[decision.action]
-    part = f"the first {decision.blocks} of {found.hit.blocks}" if decision.blocks < found.hit.blocks else "all"
-    blocks = f"{found.hit.blocks} blocks" if part == "all" else "blocks"
-    return f"load {part} {blocks} ({show(Fraction(decision.bytes), BYTES)}) {_DOES[decision.action]}"
+    if decision.blocks < found.hit.blocks:
+        blocks = f"the first {decision.blocks} of {found.hit.blocks} blocks"
+    else:
+        blocks = "its one block" if decision.blocks == 1 else f"all {decision.blocks} blocks"
+    return f"load {blocks} ({show(Fraction(decision.bytes), BYTES)}) {_DOES[decision.action]}"
 
 
 def _values(
