@@ -150,7 +150,7 @@ def simplified(drawn: list[Situation], is_broken: Callable[[list[Situation]], bo
 
 def _with_simplest(x: Situation, group: tuple[str, ...]) -> Situation:
     hit, step = x
-    changes = {schema.BY_NAME[name].attribute: _SIMPLEST[name] for name in group}
+    changes: dict[str, Any] = {schema.BY_NAME[name].attribute: _SIMPLEST[name] for name in group}
     if schema.BY_NAME[group[0]].scope is schema.Scope.STEP:
         return Situation(hit, replace(step, **changes))
     changes.pop("prompt_tokens", None)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvmove import Action, Hit, Policy, PolicyError, Refused, StepState
 from kvmove.kvpol.library import shipped
@@ -19,7 +20,8 @@ from kvmove.testing import (
     situations,
 )
 from kvmove.testing import assertions as module
-from kvmove.testing.claims import Asked
+from kvmove.testing.claims import Asked, ask
+from kvmove.testing.registration import register
 
 SMALL = Policy.parse("@small sync if bytes <= 3MiB\nasync\n", name="small")
 BUDGETED = Policy.load("budgeted")
@@ -158,3 +160,15 @@ def test_drawn_situations_are_records(x: Situation) -> None:
     """Building one checks every range and invariant."""
     assert isinstance(x.hit, Hit)
     assert isinstance(x.step, StepState)
+
+
+def test_hypothesis_draws_records_and_policies_by_their_types() -> None:
+    """`from_type` draws what the schema admits; the entry point calls `register`."""
+    register()
+
+    @settings(max_examples=20, database=None)
+    @given(st.from_type(Hit), st.from_type(StepState))
+    def check(hit: Hit, step: StepState) -> None:
+        assert ask(BUDGETED, hit, step).action in Action
+
+    check()
