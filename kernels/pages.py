@@ -23,6 +23,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from kvmove.errors import Refused
+
 # A program keeps NUM_STAGES tiles in flight. With 8 x 16 KiB, two programs saturate PCIe Gen5 x16 on an H200 with pages
 # of 16 KiB and more, and four with pages of 4 KiB (0.91 of contiguous DMA; one tile at a time: 0.6 with four). One tile
 # of 64 KiB needs four, and leaves a small load too few tiles to keep many programs busy. Four warps do what eight do.
@@ -139,6 +141,14 @@ def scatter_pages(
 
 
 INTERPRETED = not isinstance(gather_pages, triton.JITFunction)
+
+
+def refuse_device(device_type: str) -> None:
+    """Raise Refused where kernels cannot run on a device of this type (`cpu` or `cuda`) in this process."""
+    if device_type == "cpu" and not INTERPRETED:
+        raise Refused("kernels need a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
+    if device_type == "cuda" and INTERPRETED:
+        raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which readers with any colour vision can tell apart.
-_COLOURS = {"dma": "#000000", "direct": "#0072B2", "staged": "#D55E00", "engine": "#009E73", "reference": "#999999"}
+_COLOURS = {
+    "dma": "#000000",
+    "direct": "#0072B2",
+    "tma": "#CC79A7",
+    "staged": "#D55E00",
+    "engine": "#009E73",
+    "reference": "#999999",
+}
 _NAMES = {"dma": "contiguous DMA"}
 _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kvmove",  # names in the file are random without it

@@ -151,7 +151,7 @@ def test_a_callers_array_may_change_after_the_call(mover: Mover) -> None:
 
 def test_an_unknown_path_is_refused(layout: CacheLayout, pool: HostPool) -> None:
     """Naming a path never falls back to another."""
-    with pytest.raises(Refused, match="no path called 'warp'; choose from: direct, staged, engine, reference"):
+    with pytest.raises(Refused, match="no path called 'warp'; choose from: direct, tma, staged, engine, reference"):
         Mover(layout, pool, path="warp")
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout, Group
@@ -28,10 +27,7 @@ class PageKernels:
     def __init__(self, group: Group, blocks_base: int, unit_bytes: int, device: torch.device) -> None:
         from kvmove.kernels import pages as kernel
 
-        if device.type == "cpu" and not kernel.INTERPRETED:
-            raise Refused("kernels need a CUDA device, or TRITON_INTERPRET=1 set before kvmove is imported")
-        if device.type == "cuda" and kernel.INTERPRETED:
-            raise Refused("TRITON_INTERPRET=1 is set: interpreted kernels cannot reach CUDA memory; unset it")
+        kernel.refuse_device(device.type)
         self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
         tile = kernel.TileShape.for_pages(group.align_bytes, max(p.num_bytes for p in group.pages))
         table = _segment_table(group, tile.row_bytes, tile.word_bytes)
