@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -96,10 +97,16 @@ def device_alias(address: int) -> int:
     return alias.value
 
 
-def relax_stream_capture() -> None:
-    """Let this thread's calls neither join nor invalidate what other threads capture into CUDA graphs."""
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Let this thread's calls not invalidate what other threads capture into CUDA graphs, as asking an event would."""
     mode = ctypes.c_int(2)  # cudaStreamCaptureModeRelaxed
-    _runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    exchange = _runtime().cudaThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))  # the thread's own mode again
 
 
 class _Location(ctypes.Structure):
@@ -110,15 +117,19 @@ class _BatchAttributes(ctypes.Structure):  # cudaMemcpyAttributes
     _fields_ = (("order", ctypes.c_int), ("source", _Location), ("destination", _Location), ("flags", ctypes.c_uint))
 
 
-# cudaMemcpySrcAccessOrderStream: the source is read in stream order, so after what the stream waited for.
-_IN_STREAM_ORDER = 1
+# cudaMemcpySrcAccessOrderStream: the source is read in stream order, so after what the stream waited for. With
+# cudaMemcpySrcAccessOrderAny it may be read sooner, which keeps the link busy between copies.
+_IN_STREAM_ORDER, _IN_ANY_ORDER = 1, 3
 _DEFAULT_KIND = 4  # cudaMemcpyDefault: the direction follows from the addresses
 
 
 def memcpy_batch(
-    destination: NDArray[np.int64], source: NDArray[np.int64], sizes: NDArray[np.int64], stream: int
-) -> None:
+    destination: NDArray[np.int64], source: NDArray[np.int64], sizes: NDArray[np.int64], stream: int, *,
+    source_rests: bool = False,
+) -> None:  # fmt: skip
     """Queue copies of `sizes[i]` bytes from `source[i]` to `destination[i]`, contiguous int64 arrays, on a stream.
+
+    `source_rests` says that nothing that is still queued anywhere writes the source.
 
     One driver call where the driver has it (CUDA 12.8 and later), one a run elsewhere.
 
@@ -136,7 +147,8 @@ def memcpy_batch(
             if code:
                 raise RuntimeError(f"cudaMemcpyAsync: {_message(code)}")
         return
-    attributes = _BatchAttributes(_IN_STREAM_ORDER, _Location(0, 0), _Location(0, 0), 0)
+    order = _IN_ANY_ORDER if source_rests else _IN_STREAM_ORDER
+    attributes = _BatchAttributes(order, _Location(0, 0), _Location(0, 0), 0)
     first = ctypes.c_size_t(0)
     arrays = [ctypes.c_void_p(a.ctypes.data) for a in (destination, source, sizes)]
     # CUDA 13 dropped the argument that received the index of a failing copy.

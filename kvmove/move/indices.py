@@ -29,6 +29,7 @@ class Pairs(NamedTuple):
     slots: NDArray[np.int64]  # (blocks,)
     positions_address: int  # of the same numbers, as kernels see them
     slots_address: int
+    host_rests: bool = False  # nothing in flight writes these blocks of the pool
 
 
 class IndexRing:

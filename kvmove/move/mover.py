@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
 from kvmove.errors import MoverClosed, Refused
@@ -25,9 +25,6 @@ from kvmove.move.submission import Batch, Job, Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
 from kvmove.transfers import lane_of
-
-if TYPE_CHECKING:
-    import torch
 
 # Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB, four with
 # 4 KiB; a store of 4 KiB pages fell to 0.78 with four on one machine and had 0.93 with eight on others. The link is
@@ -119,6 +116,7 @@ class Mover:
         """See `kvmove.load_batch`."""
         with self._lock:
             self._refuse_closed()
+            self._refuse_capture("load_batch")
             loads = as_jobs(Load, loads)
             refuse_bad_jobs(Load, loads, self._flight.job_ids)
             refuse_bad_parts("load", loads, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
@@ -136,6 +134,7 @@ class Mover:
         """See `kvmove.store_batch`."""
         with self._lock:
             self._refuse_closed()
+            self._refuse_capture("store_batch")
             stores = as_jobs(Store, stores)
             refuse_bad_jobs(Store, stores, self._flight.job_ids)
             refuse_bad_parts("store", stores, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
@@ -155,7 +154,10 @@ class Mover:
         engine = self._queues.here() if after is None else self._queues.at(after)
         for s in made:
             try:
-                mark = self._queues.submit(s.batch.queue, [engine, *self._flight.before(s)], partial(self._copy, s))
+                before = self._flight.before(s)
+                if not before and kind is JobKind.LOAD:
+                    s.let_host_rest()
+                mark = self._queues.submit(s.batch.queue, [engine, *before], partial(self._copy, s))
             except Exception as error:
                 # A launch that was refused. Its jobs fail, the mover stays usable.
                 self._settle(s.batch.queue)
@@ -180,8 +182,9 @@ class Mover:
         Jobs of groups that lie in the same memory are waited for too.
 
         Raises:
-            Refused: there is no such group, or a slot is out of range.
+            Refused: there is no such group, a slot is out of range, or the stream is being captured.
         """
+        self._refuse_capture("wait_for_slots")
         given = np.asarray(slots).reshape(-1)
         if given.size and given.dtype.kind not in "iu":
             raise Refused(f"wait_for_slots: slots of dtype {given.dtype}; ints are needed")
@@ -241,6 +244,13 @@ class Mover:
         self._closed = why
         self._ring.close()
         self.pool.release(self)
+
+    def _refuse_capture(self, what: str) -> None:
+        if self.layout.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise Refused(
+                f"{what} was called while the current stream is being captured into a CUDA graph; a graph would repeat "
+                "the copy without its checks and its order. Call it before or after the capture, or on another stream"
+            )
 
     def _refuse_closed(self) -> None:
         if self._closed is not None:

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import torch
 
+from kvmove.move import cudart
+
 
 class Queue(IntEnum):
     """The mover's queues. Loads of the two lanes never queue behind each other; stores have their own."""
@@ -70,10 +72,12 @@ class CudaMark:
         self.end, self.start = end, start
 
     def done(self) -> bool:
-        return bool(self.end.query())
+        with cudart.beside_captures():
+            return bool(self.end.query())
 
     def synchronize(self) -> None:
-        self.end.synchronize()
+        with cudart.beside_captures():
+            self.end.synchronize()
 
     def elapsed_ns(self) -> int | None:
         return None if self.start is None else round(self.start.elapsed_time(self.end) * 1e6)

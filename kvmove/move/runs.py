@@ -36,14 +36,19 @@ def merge_runs(
     return first[at], second[at], np.add.reduceat(sizes, at)
 
 
-def copy_runs(destination: Addresses, source: Addresses, sizes: Addresses, stream: torch.cuda.Stream | None) -> None:
+def copy_runs(
+    destination: Addresses, source: Addresses, sizes: Addresses, stream: torch.cuda.Stream | None, *,
+    source_rests: bool = False,
+) -> None:  # fmt: skip
     """Start copying `sizes[i]` bytes from `source[i]` to `destination[i]` on the stream; at once where it is None.
+
+    `source_rests` says that nothing that is still queued anywhere writes the source, so that it may be read early.
 
     Raises:
         RuntimeError: the driver refused.
     """
     if stream is not None:
-        cudart.memcpy_batch(destination, source, sizes, stream.cuda_stream)
+        cudart.memcpy_batch(destination, source, sizes, stream.cuda_stream, source_rests=source_rests)
         return
     for to, origin, size in zip(destination.tolist(), source.tolist(), sizes.tolist(), strict=True):
         ctypes.memmove(to, origin, size)

@@ -97,6 +97,10 @@ class Submission:
         self.blocks = only.positions if self.indices.blocks is None else self.indices.blocks
         self.slots = only.slots if self.indices.slots is None else self.indices.slots
 
+    def let_host_rest(self) -> None:
+        """Say to the path that nothing in flight writes its host blocks."""
+        self.pairs = [p._replace(host_rests=True) for p in self.pairs]
+
     def results(self, groups: Sequence[Group]) -> list[Result]:
         """How each of its jobs ended."""
         ok = self.error is None

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmove import CacheLayout, HostPool, Lane, Load, Mover, load_batch
+from kvmove import CacheLayout, HostPool, Lane, Load, Mover, Store, load_batch, store_batch
 from kvmove.move import paths
 from kvmove.move.indices import Pairs
 from kvmove.move.paths.staged import StagedPath
@@ -113,3 +113,24 @@ def test_large_bulk_loads_are_staged_and_small_or_expedited_ones_direct(lane: st
         load_batch(mover, [Load(1, range(count), range(count), lane)])
         mover.close()
         assert [r.path for r in mover.finished()] == [path]
+
+
+@pytest.mark.parametrize("path", ["staged", "engine"])
+def test_host_blocks_are_read_early_only_when_no_store_to_them_is_in_flight(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy engine may fetch ahead of its stream; a load behind a store must not."""
+    early: list[bool] = []
+
+    def spy(*args: object, source_rests: bool = False) -> None:
+        early.append(source_rests)
+        copy_runs(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(f"kvmove.move.paths.{path}.copy_runs", spy)
+    layout = CacheLayout.from_tensors([torch.zeros(2, 4, 64, dtype=torch.uint8)], block_dim=1)
+    with HostPool.for_layout(layout, 4) as pool, Mover(layout, pool, path=path) as mover:
+        store_batch(mover, [Store(1, [0], [3])])
+        load_batch(mover, [Load(2, [3], [1])])  # the store has not been seen to end
+        assert mover.finished()
+        load_batch(mover, [Load(3, [3], [2])])
+    assert early == [False, False, True]

@@ -21,6 +21,7 @@ from kvmove.move.paths.direct import DirectPath
 from kvmove.move.paths.engine import EnginePath
 from kvmove.move.paths.reference import ReferencePath
 from kvmove.move.paths.staged import StagedPath
+from kvmove.move.paths.tma import TmaPath
 from kvmove.records import Lane, Part
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Path(Protocol):
 
 _MAKERS: dict[str, Callable[[CacheLayout, HostPool], Path]] = {
     "direct": DirectPath,
+    "tma": TmaPath,
     "staged": StagedPath,
     "engine": EnginePath,
     "reference": ReferencePath,
@@ -50,7 +52,7 @@ _MAKERS: dict[str, Callable[[CacheLayout, HostPool], Path]] = {
 # fewer bytes the pipeline is mostly start and end, with smaller host blocks a descriptor of the copy engine costs too
 # much.
 STAGED_FROM_BYTES = 96 << 20
-STAGED_BLOCK_BYTES = 1 << 20
+STAGED_BLOCK_BYTES = 384 << 10
 # A page from which on a descriptor of the copy engine costs less than its bytes take.
 ENGINE_PAGE_BYTES = 1 << 20
 

@@ -26,7 +26,7 @@ class EnginePath:
     def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         for p in pairs:
             host, slots, sizes = self._runs(p)
-            copy_runs(slots, host, sizes, stream)
+            copy_runs(slots, host, sizes, stream, source_rests=p.host_rests)
 
     def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         for p in pairs:

@@ -141,7 +141,7 @@ class StagedPath:
                 section = ring.section()
                 host, places, sizes = runs.merged(begin, end, ring.address(section))
                 _wait(section.stream, section.freed)
-                copy_runs(places, host, sizes, section.stream)
+                copy_runs(places, host, sizes, section.stream, source_rests=p.host_rests)
                 _record(section.filled, section.stream)
                 _wait(stream, section.filled)
                 positions, slots = ring.positions_address(p.group, section), p.slots_address + 8 * begin
