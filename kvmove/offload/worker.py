@@ -220,6 +220,10 @@ class OffloadWorker:
         self._dead = self._dead or "it was shut down"
         self.mover.close()
 
+    def fail_jobs(self, jobs: Sequence[tuple[int, JobKind, Lane]], why: str) -> None:
+        """Let `finished()` report these jobs, which were never submitted, as failed: whoever waits for them is told."""
+        self._failed += [failed_result(job, kind, lane, why) for job, kind, lane in jobs]
+
     def _submit(self, submit: Callable[[], Ticket]) -> tuple[Ticket | None, str | None]:
         """The ticket of a call to the mover, or why there is none."""
         if self._dead is not None:

@@ -67,6 +67,10 @@ class LateQueues:
         """Whether nothing is queued."""
         return not any(self._queues.values())
 
+    def reseed(self, seed: int) -> None:
+        """Choose another order from now on."""
+        self._rng.seed(seed)
+
     def refuse(self, launch: int) -> None:
         """Refuse the `launch`-th launch from now on, counted from 0."""
         self._refused_in = launch
