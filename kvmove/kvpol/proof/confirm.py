@@ -62,7 +62,8 @@ def assert_holds(analysis: Analysis, statement: tree.Assert, example: Example) -
             return (decided.action in claim.actions) != claim.negated
         return here.holds(claim)
 
-    return statement.premise is None or not holds(statement.premise) or holds(statement.conclusion)
+    is_claimed = statement.premise is None or holds(statement.premise)
+    return not is_claimed or holds(statement.conclusion)
 
 
 def condition_holds(analysis: Analysis, example: Example) -> bool:

@@ -29,7 +29,7 @@ Fits = Callable[[Prefix], Term]
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """What a rule takes, where `partial` holds: the longest prefix that can be cut off and that fits."""
 
     prefix: Prefix
@@ -42,7 +42,7 @@ class Prefixes:
 
     Attributes:
         facts: what holds of every hit.
-        any: whether a limit was asked about.
+        cuts: what each limit that was asked about takes.
     """
 
     def __init__(self, inputs: Inputs, tag: str = "") -> None:
@@ -51,13 +51,13 @@ class Prefixes:
         self.whole = Prefix(inputs.values["blocks"], inputs.values["bytes"], inputs.values["tokens"])
         self.can_cut = self.session.fact(f"can cut{tag}")
         self.first = self._fresh("first")
-        self._cuts: list[_Cut] = []
+        self.cuts: list[Cut] = []
         self.facts.append(self.session.implies(self.can_cut, self._inside(self.first)))
 
     @property
     def any(self) -> bool:
         """Whether a limit was asked about."""
-        return bool(self._cuts)
+        return bool(self.cuts)
 
     def longest(self, condition: Term, fits: Fits) -> tuple[Term, Prefix]:
         """Whether `condition` holds and a prefix fits, and the longest one that does (else the whole hit)."""
@@ -66,16 +66,16 @@ class Prefixes:
         some_fits = s.any_of([fits(self.whole), s.all_of([self.can_cut, fits(self.first)])])
         matches = s.all_of([condition, some_fits])
         partial = s.all_of([matches, s.opposite(fits(self.whole))])
-        taken = self._fresh(f"cut{len(self._cuts)}")
-        cut = _Cut(taken, partial, fits)
+        taken = self._fresh(f"cut{len(self.cuts)}")
+        cut = Cut(taken, partial, fits)
         self.facts.append(s.implies(partial, s.all_of([self._inside(taken), fits(taken)])))
         self.facts.append(s.implies(partial, self._in_order(self.first, taken)))
         self.facts.append(s.implies(s.opposite(partial), _same(cut.prefix, self.whole, s)))
-        for other in self._cuts:
+        for other in self.cuts:
             both = s.all_of([partial, other.partial])
             pair = [self._apart(cut, other), self._apart(other, cut)]
             self.facts.append(s.implies(both, s.any_of([_same(taken, other.prefix, s), *pair])))
-        self._cuts.append(cut)
+        self.cuts.append(cut)
         return matches, taken
 
     def evenly_cut(self, blocks: int) -> list[Term]:
@@ -85,7 +85,7 @@ class Prefixes:
         prefixes = [self._even(k, blocks, facts) for k in range(1, blocks)]
         if prefixes:
             facts.append(_same(self.first, prefixes[0], s))
-        for cut in self._cuts:
+        for cut in self.cuts:
             for k, prefix in enumerate(prefixes, 1):
                 is_longer = cut.prefix.blocks < s.number(k)
                 facts.append(s.implies(s.all_of([cut.partial, is_longer]), s.opposite(cut.fits(prefix))))
@@ -127,7 +127,7 @@ class Prefixes:
             ]
         )
 
-    def _apart(self, shorter: _Cut, longer: _Cut) -> Term:
+    def _apart(self, shorter: Cut, longer: Cut) -> Term:
         """The prefix of `longer` is longer, and does not fit the other's limit, which took the longest that does."""
         s = self.session
         return s.all_of([self._longer(shorter.prefix, longer.prefix), s.opposite(shorter.fits(longer.prefix))])
