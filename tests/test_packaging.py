@@ -12,15 +12,16 @@ import pytest
 import kvmove
 
 ROOT = Path(__file__).resolve().parent.parent
-MAPPED = ("kernels", "grammar", "policies")
+MAPPED = {"error_pages": "docs/errors", "kernels": "kernels", "grammar": "grammar", "policies": "policies"}
 
 
 @pytest.mark.parametrize("folder", MAPPED)
 def test_the_links_to_the_top_level_folders_are_there(folder: str) -> None:
     """An archive download or another file system can lose them; without them the tree only works installed."""
     link = ROOT / "kvmove" / folder
-    assert link.is_symlink(), f"kvmove/{folder} has to be a link to ../{folder}; run: ln -s ../{folder} kvmove/{folder}"
-    assert link.resolve() == ROOT / folder
+    to = f"../{MAPPED[folder]}"
+    assert link.is_symlink(), f"kvmove/{folder} has to be a link to {to}; run: ln -s {to} kvmove/{folder}"
+    assert link.resolve() == ROOT / MAPPED[folder]
 
 
 def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
@@ -54,12 +55,14 @@ def test_the_wheel_holds_the_tree_and_nothing_else(tmp_path: Path) -> None:
 
     def files(folder: Path, prefix: str) -> set[str]:
         suffixes = {".py", ".typed", ".lark", ".kvpol", ".toml"}
-        found = (p for p in folder.rglob("*") if p.suffix in suffixes and "__pycache__" not in p.parts)
+        pages = folder.name == "errors"
+        found = (p for p in folder.rglob("*") if p.suffix in suffixes or (pages and p.match("KV*.md")))
+        found = (p for p in found if "__pycache__" not in p.parts)
         return {f"{prefix}/{p.relative_to(folder)}" for p in found}
 
     expected = {n for n in files(ROOT / "kvmove", "kvmove") if n.split("/")[1] not in MAPPED}
-    for folder in MAPPED:
-        expected |= files(ROOT / folder, f"kvmove/{folder}")
+    for name, folder in MAPPED.items():
+        expected |= files(ROOT / folder, f"kvmove/{name}")
     assert held == expected
 
 

@@ -18,6 +18,7 @@ from kvmove.cli.bench import bench as _bench
 from kvmove.cli.check import check as _check
 from kvmove.cli.decide import decide as _decide
 from kvmove.cli.diff import diff as _diff
+from kvmove.cli.explain import explain as _explain
 from kvmove.cli.fmt import fmt as _fmt
 from kvmove.cli.lsp import lsp as _lsp
 from kvmove.cli.prove import prove as _prove
@@ -94,6 +95,7 @@ app.command(short_help="Say what a policy decides about one hit, and why.")(_dec
 app.command("test", short_help="Run the examples beside policies.")(_test)
 app.command(short_help="Prove what holds of a policy for every hit and step.")(_prove)
 app.command(short_help="Say how two policies differ, with an example.")(_diff)
+app.command(short_help="Explain the code of a finding.")(_explain)
 app.command(short_help="Check and complete policies in an editor.")(_lsp)
 app.command(short_help="Run a trace under policies, and compare them.")(_replay)
 app.add_typer(_trace, name="trace")

@@ -107,7 +107,8 @@ class _Checker:
 
     def _constant(self, expr: tree.Expr, claim: Claim) -> None:
         """Say that a condition which is not written as `true` is the same for every hit, if no part of it was."""
-        said = self.findings.any_in(expr.span, (codes.CONSTANT, codes.NEVER_REACHED, codes.ALWAYS_KNOWN))
+        kinds = (codes.CONSTANT, codes.NEVER_REACHED, codes.ALWAYS_KNOWN)
+        said = self.findings.any_in(expr.span, kinds) or self.findings.touches(expr.span.start, expr.span.end)
         written = isinstance(expr, tree.Boolean) and expr.value
         if isinstance(claim.condition, checked.Truth) and not (claim.tunable or written or said):
             always, help = ("true", "leave it out") if claim.condition.value else ("false", "remove the rule")

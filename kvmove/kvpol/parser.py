@@ -11,7 +11,9 @@ from kvmove.kvpol.grammar import grammar
 from kvmove.kvpol.lexer import Token, tokenize
 from kvmove.kvpol.limits import check_tokens, shorten_numbers
 from kvmove.kvpol.source import Source, Span
-from kvmove.kvpol.syntax import ACTIONS, report_syntax_error
+from kvmove.kvpol.syntax import ACTIONS, is_misspelled_decision, report_syntax_error
+
+_ENDS_RULE = ACTIONS | {"QUANTITY", "NAME", "TRUE", "FALSE", "RPAR", "STRING"}
 
 
 def parse(source: Source, findings: Findings) -> tree.File:
@@ -24,7 +26,8 @@ def parse(source: Source, findings: Findings) -> tree.File:
     check_tokens(tokens, limits)
     for finding in limits.sorted():
         findings.add(finding)
-    if limits.has_errors or not tokens:
+    cut_short = findings.any_in(Span(0, len(source.text)), (codes.TOO_MANY_TOKENS,))
+    if limits.has_errors or cut_short or not tokens:
         return tree.File(None, ())
     whole = _feed(tokens)
     if not isinstance(whole, int):
@@ -117,6 +120,7 @@ def _statement_ranges(tokens: Sequence[Token]) -> Iterator[tuple[int, int]]:
         if before in ("LET", "PARAM"):
             continue  # a keyword where a name should be
         begins = kind in ACTIONS and before not in ("LABEL", "ASSERT", "IMPLIES", "OR", "NOT")
+        begins = begins or (before in _ENDS_RULE and is_misspelled_decision(tokens, i))
         if begins or kind in ("POLICY", "PARAM", "LET", "ASSERT", "LABEL"):
             starts.append(i)
     yield from zip(starts, [*starts[1:], len(tokens)], strict=True)

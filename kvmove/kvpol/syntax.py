@@ -65,6 +65,12 @@ def report_syntax_error(
             span,
             help="a chain has one direction, `a < b <= c` or `a > b >= c`; join others with `and`",
         )
+    elif is_misspelled_decision(tokens, at) or (before and is_misspelled_decision(tokens, at - 1)):
+        wrong = found if is_misspelled_decision(tokens, at) else tokens[at - 1]
+        word = closest(wrong.text, _DECISIONS) or ""
+        fix: Fix | None = Fix(wrong.span, word)
+        message = f"unknown decision {quoted(wrong.text)}"
+        findings.report(codes.UNKNOWN_DECISION, message, wrong.span, help=f"did you mean `{word}`?", fix=fix)
     elif found.kind in ("NAME", "LPAR", "QUANTITY", "NOT") and "IF" in expected and before and before.kind in ACTIONS:
         findings.report(
             codes.IF_MISSING, f"`if` is missing before {quoted(found.text)}", span, help="write `if` before a condition"
@@ -76,12 +82,6 @@ def report_syntax_error(
             span,
             help="write `sync if`, `async if`, `recompute if` or so",
         )
-    elif found.kind == "IF" and before and before.kind == "NAME" and closest(before.text, _DECISIONS):
-        word = closest(before.text, _DECISIONS) or ""
-        message = f"unknown decision {quoted(before.text)}"
-        findings.report(
-            codes.UNKNOWN_DECISION, message, before.span, help=f"did you mean `{word}`?", fix=Fix(before.span, word)
-        )
     elif found.kind == "IF" and any(t.kind == "IF" for t in tokens[:at]):
         findings.report(codes.SECOND_IF, "a second `if` in one rule", span, help="join conditions with `and`")
     else:
@@ -90,6 +90,12 @@ def report_syntax_error(
         capitals = found.kind == "NAME" and found.text.lower() in KEYWORDS
         code = codes.UPPER_CASE if capitals else codes.UNEXPECTED
         findings.report(code, message, span, help=help, fix=fix)
+
+
+def is_misspelled_decision(tokens: Sequence[Token], at: int) -> bool:
+    """Whether token `at` is a name before an `if` that reads almost like a decision."""
+    before_if = at + 1 < len(tokens) and tokens[at + 1].kind == "IF"
+    return before_if and tokens[at].kind == "NAME" and closest(tokens[at].text, _DECISIONS) is not None
 
 
 def _report_end(
