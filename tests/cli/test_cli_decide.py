@@ -30,7 +30,8 @@ rule 1 @compute (line 24): does not match
         false   waiting <= queue and known(recompute_time + async_cost)
           true    waiting <= queue   [waiting = 0, queue = 32]
           false   known(recompute_time + async_cost)   [unknown: async_delay, recompute_time]
-      unknown margin * recompute_time < load_time   [margin * recompute_time = unknown (recompute_time), load_time = 2ms]
+      unknown margin * recompute_time < load_time   [margin * recompute_time = unknown (recompute_time), \
+load_time = 2ms]
 rule 2 @fits (line 26): does not match
     @fits sync if bytes <= budget_remaining
     false   bytes <= budget_remaining   [bytes = 3MiB, budget_remaining = 1MiB]
@@ -107,7 +108,7 @@ def test_the_last_rule_that_nobody_wrote_can_decide(tmp_path: Path) -> None:
     )
     result = run(path, "--hit", "blocks=1,deferrals=3")
     assert result.stdout.startswith(
-        "async: load all 1 blocks (1MiB) in the background\ndecided by rule 3 (the implicit"
+        "async: load its one block (1MiB) in the background\ndecided by rule 3 (the implicit"
     )
 
 
