@@ -142,7 +142,8 @@ class StepPlan:
     @property
     def jobs(self) -> tuple[int, ...]:
         """Every job that a worker reports exactly once, in the order in which it is submitted."""
-        return tuple(s.job for s in (*self.stores, *self.sync_loads, *self.async_loads))
+        stores, loads = (s.job for s in self.stores), (s.job for s in (*self.sync_loads, *self.async_loads))
+        return (*stores, *loads)
 
 
 @dataclass(frozen=True, slots=True)
