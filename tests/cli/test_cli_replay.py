@@ -196,7 +196,7 @@ def test_a_policys_mistakes_are_shown(tmp_path: Path, trace: Path) -> None:
     path = tmp_path / "bad.kvpol"
     path.write_text("sync if byts < 3MiB\nasync if tokens < 3ms\n")
     message = refused(run(trace, "--policy", path))
-    assert message.startswith("error: ")
+    assert message.startswith("error[KV101]: unknown name")
     assert "did you mean `bytes`?" in message
     assert "2 | async if tokens < 3ms" in message
 

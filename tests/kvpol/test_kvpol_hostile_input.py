@@ -49,7 +49,7 @@ HOSTILE = {
     "unknown names": ("sync if " + " or ".join(f"byte{i} < 3B" for i in range(700)), "unknown name"),
     "unknown functions": ("sync if " + " or ".join(f"mx{i}(3B) < 3B" for i in range(400)), "unknown function"),
     "mistakes": ("async if 1 +\n" * 900, "expected an expression"),
-    "quotes": ('"' * 60_000, "expected"),
+    "quotes": ('"' * 60_000, "more than 4000 tokens"),
 }
 
 
