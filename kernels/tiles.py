@@ -94,8 +94,8 @@ class TileGrid:
             block_bytes: from a block's first byte to its last, a multiple of 16. `unit_bytes`: see `Group`.
         """
         grain = min(grain_bytes, TILE_BYTES)
-        both = block_bytes | unit_bytes | MOST_BOX_BYTES
-        box = both & -both  # the largest power of two that divides all three
+        all_three = block_bytes | unit_bytes | MOST_BOX_BYTES
+        box = all_three & -all_three  # the largest power of two that divides all three
         # The row table is read in stages as well: 16 KiB of it for a tile in grains of 16 bytes.
         stages = NUM_STAGES if grain >= 64 else 4
         return cls(grain, -(-block_bytes // TILE_BYTES), box if box >= LEAST_BOX_BYTES else 0, stages)

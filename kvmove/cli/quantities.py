@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import typer
 
 from kvmove import schema
 from kvmove.kvpol.source import quoted
-from kvmove.kvpol.units import BYTES, NUMBER, TIME, QuantityError, parse_quantity
+from kvmove.kvpol.units import BYTES, NUMBER, TIME, Dimension, QuantityError, parse_quantity
 
 _MAX_CHARACTERS = 64
+
+
+def _amount(text: str, option: str, what: str) -> tuple[str, Fraction, Dimension]:
+    """`text` without the spaces around it, its exact amount, and what it is an amount of."""
+    text = text.strip()
+    if len(text) > _MAX_CHARACTERS:
+        raise typer.BadParameter(f"{quoted(text)} is too long for a {what}", param_hint=option)
+    try:
+        amount, dimension = parse_quantity(text)
+    except QuantityError as e:
+        help = f"; {e.help}" if e.help else ""
+        raise typer.BadParameter(f"{quoted(text)}: {e.message}{help}", param_hint=option) from None
+    return text, amount, dimension
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -17,14 +32,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         typer.BadParameter: it is no size; the message says what to write.
     """
-    text = text.strip()
-    if len(text) > _MAX_CHARACTERS:
-        raise typer.BadParameter(f"{quoted(text)} is too long for a size", param_hint=option)
-    try:
-        amount, dimension = parse_quantity(text)
-    except QuantityError as e:
-        help = f"; {e.help}" if e.help else ""
-        raise typer.BadParameter(f"{quoted(text)}: {e.message}{help}", param_hint=option) from None
+    text, amount, dimension = _amount(text, option, "size")
     if dimension != BYTES and not (dimension == NUMBER and amount == 0 and text.isdigit()):
         unit = f"; write {quoted(text + 'B')} or {quoted(text + 'MiB')}" if text.isdigit() else ""
         raise typer.BadParameter(f"{quoted(text)} is not in bytes{unit}", param_hint=option)
@@ -39,14 +47,7 @@ def parse_seconds(text: str, option: str) -> float:
     Raises:
         typer.BadParameter: it is no time; the message says what to write.
     """
-    text = text.strip()
-    if len(text) > _MAX_CHARACTERS:
-        raise typer.BadParameter(f"{quoted(text)} is too long for a time", param_hint=option)
-    try:
-        amount, dimension = parse_quantity(text)
-    except QuantityError as e:
-        help = f"; {e.help}" if e.help else ""
-        raise typer.BadParameter(f"{quoted(text)}: {e.message}{help}", param_hint=option) from None
+    text, amount, dimension = _amount(text, option, "time")
     if dimension != TIME:
         unit = f"; write {quoted(text + 's')} or {quoted(text + 'ms')}" if text.isdigit() else ""
         raise typer.BadParameter(f"{quoted(text)} is not in time{unit}", param_hint=option)

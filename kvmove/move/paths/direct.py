@@ -14,32 +14,15 @@ from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout, Group
 
 
-class PageKernels:
-    """The gather and scatter kernels between one group's slots and blocks in host or GPU memory.
+class GroupKernels:
+    """A gather and a scatter kernel between one group's slots and blocks in host or GPU memory.
 
     Args:
-        blocks_base: address of position 0 as kernels see it; `unit_bytes`: how much further position 1 is.
-
-    Raises:
-        Refused: Triton cannot run kernels on the device in this process.
+        copy: launches a kernel; `PageCopy` or `TileCopy`, which read `table`.
     """
 
-    def __init__(self, group: Group, blocks_base: int, unit_bytes: int, device: torch.device) -> None:
-        from kvmove.kernels import pages as kernel
-
-        kernel.refuse_device(device.type)
-        self._gather, self._scatter = kernel.gather_pages, kernel.scatter_pages
-        tile = kernel.TileShape.for_pages(group.align_bytes, max(p.num_bytes for p in group.pages))
-        table = _segment_table(group, tile.row_bytes, tile.word_bytes)
-        self._table = torch.from_numpy(table).to(device)
-        self._copy = kernel.PageCopy(
-            host_address=blocks_base,
-            host_block_bytes=unit_bytes,
-            table_address=self._table.data_ptr(),
-            num_segments=table.shape[1],
-            tile=tile,
-            full=bool((table[3] == tile.columns).all()),
-        )
+    def __init__(self, gather: Any, scatter: Any, copy: Any, table: torch.Tensor) -> None:
+        self._gather, self._scatter, self._copy, self._table = gather, scatter, copy, table
 
     def gather(
         self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
@@ -67,15 +50,14 @@ class PageKernels:
         self.scatter(anywhere, anywhere, 0, 1, None)
 
 
-class DirectPath:
+class KernelPath:
     """All pages of all blocks of a group in one launch; no copy of the bytes anywhere else."""
 
-    name = "direct"
-
-    def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
-        self._kernels = [PageKernels(g, pool.device_address, g.unit_bytes, layout.device) for g in layout.groups]
-        for kernels in self._kernels:
-            kernels.compile()
+    def __init__(self, kernels: Sequence[GroupKernels]) -> None:
+        """Compile the kernels of each group."""
+        self._kernels = kernels
+        for each in kernels:
+            each.compile()
 
     def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         for p in pairs:
@@ -84,6 +66,43 @@ class DirectPath:
     def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
         for p in pairs:
             self._kernels[p.group].scatter(p.positions_address, p.slots_address, len(p.slots), programs, stream)
+
+
+class PageKernels(GroupKernels):
+    """The kernels of `kvmove.kernels.pages`, for any cache.
+
+    Args:
+        blocks_base: address of position 0 as kernels see it; `unit_bytes`: how much further position 1 is.
+
+    Raises:
+        Refused: Triton cannot run kernels on the device in this process.
+    """
+
+    def __init__(self, group: Group, blocks_base: int, unit_bytes: int, device: torch.device) -> None:
+        from kvmove.kernels import pages as kernel
+
+        kernel.refuse_device(device.type)
+        tile = kernel.TileShape.for_pages(group.align_bytes, max(p.num_bytes for p in group.pages))
+        segments = _segment_table(group, tile.row_bytes, tile.word_bytes)
+        table = torch.from_numpy(segments).to(device)
+        copy = kernel.PageCopy(
+            host_address=blocks_base,
+            host_block_bytes=unit_bytes,
+            table_address=table.data_ptr(),
+            num_segments=segments.shape[1],
+            tile=tile,
+            full=bool((segments[3] == tile.columns).all()),
+        )
+        super().__init__(kernel.gather_pages, kernel.scatter_pages, copy, table)
+
+
+class DirectPath(KernelPath):
+    """Takes any cache; best for small loads, which wait for nothing but the link."""
+
+    name = "direct"
+
+    def __init__(self, layout: CacheLayout, pool: HostPool) -> None:
+        super().__init__([PageKernels(g, pool.device_address, g.unit_bytes, layout.device) for g in layout.groups])
 
 
 def _segment_table(group: Group, row_bytes: int, word_bytes: int) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from math import gcd
 from typing import Any
@@ -13,17 +12,17 @@ from numpy.typing import NDArray
 
 from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
-from kvmove.move.indices import Pairs
 from kvmove.move.layout import CacheLayout, Group
+from kvmove.move.paths.direct import GroupKernels, KernelPath
 
 # Tensor descriptors are a feature of Hopper and later.
 LEAST_CAPABILITY = (9, 0)
 
 
-class TmaPath:
+class TmaPath(KernelPath):
     """As the direct path, with the fewest programs: for engines that want every SM, and caches in multiples of 16 B.
 
-    Named, never chosen: with the programs of a lane the direct path is as fast, and takes any cache.
+    Named, never chosen: with as many programs as a lane has, it was not measured beside the direct path.
     """
 
     name = "tma"
@@ -36,20 +35,10 @@ class TmaPath:
                     f"the tma path needs compute capability 9.0 or later and {layout.device} has "
                     f"{found[0]}.{found[1]}; take the direct path"
                 )
-        self._kernels = [TileKernels(g, pool, layout.device) for g in layout.groups]
-        for kernels in self._kernels:
-            kernels.compile()
-
-    def load(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
-        for p in pairs:
-            self._kernels[p.group].gather(p.positions_address, p.slots_address, len(p.slots), programs, stream)
-
-    def store(self, pairs: Sequence[Pairs], programs: int, stream: torch.cuda.Stream | None) -> None:
-        for p in pairs:
-            self._kernels[p.group].scatter(p.positions_address, p.slots_address, len(p.slots), programs, stream)
+        super().__init__([TileKernels(g, pool, layout.device) for g in layout.groups])
 
 
-class TileKernels:
+class TileKernels(GroupKernels):
     """The kernels of `kvmove.kernels.tiles` between one group's slots and the pool.
 
     Raises:
@@ -72,40 +61,19 @@ class TileKernels:
                 f"group {group.index} has blocks of {group.sub_bytes} bytes every {group.unit_bytes} bytes of the "
                 f"pool; the tma path needs multiples of {tiles.LEAST_BOX_BYTES}. Take the direct path"
             )
-        self._gather: Any = tiles.gather_tiles
-        self._scatter: Any = tiles.scatter_tiles
-        self._table = torch.from_numpy(_row_table(group, grid.grain_bytes, grid.tiles * grid.rows)).to(device)
+        table = torch.from_numpy(_row_table(group, grid.grain_bytes, grid.tiles * grid.rows)).to(device)
         base: Any = tiles.PoolMemory(pool.device_address, torch.int64)
         if pages.INTERPRETED:
             base = pool.blocks.view(-1).view(torch.int64)  # the interpreter wants a tensor
-        self._copy = tiles.TileCopy(
+        copy = tiles.TileCopy(
             host=base,
             num_positions=pool.num_blocks * pool.block_bytes // group.unit_bytes,
             unit_bytes=group.unit_bytes,
             block_bytes=group.sub_bytes,
-            table_address=self._table.data_ptr(),
+            table_address=table.data_ptr(),
             grid=grid,
         )
-
-    def gather(
-        self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
-    ) -> None:
-        """Blocks to slots; as `PageKernels.gather`."""
-        handle = 0 if stream is None else stream.cuda_stream
-        self._copy(self._gather, blocks_address, slots_address, count, programs=programs, stream=handle)
-
-    def scatter(
-        self, blocks_address: int, slots_address: int, count: int, programs: int, stream: torch.cuda.Stream | None
-    ) -> None:
-        """Slots to blocks."""
-        handle = 0 if stream is None else stream.cuda_stream
-        self._copy(self._scatter, blocks_address, slots_address, count, programs=programs, stream=handle)
-
-    def compile(self) -> None:
-        """As `PageKernels.compile`."""
-        anywhere = self._table.data_ptr()
-        self.gather(anywhere, anywhere, 0, 1, None)
-        self.scatter(anywhere, anywhere, 0, 1, None)
+        super().__init__(tiles.gather_tiles, tiles.scatter_tiles, copy, table)
 
 
 def _row_table(group: Group, grain_bytes: int, rows: int) -> NDArray[np.int64]:
