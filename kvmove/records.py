@@ -219,7 +219,7 @@ class Result:
 
     job: int
     kind: JobKind
-    path: str  # direct, staged, engine or reference
+    path: str  # direct, tma, staged, engine or reference
     lane: Lane
     blocks: int  # GPU blocks, of all its groups
     bytes: int  # payload bytes moved

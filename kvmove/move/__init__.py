@@ -37,7 +37,7 @@ def load_batch(
         loads: any number of loads; index arrays are int64, on the host.
         after: start after this event instead of after the current stream, to overlap the previous step. The
             caller then vouches that nothing else on its stream touches the slots.
-        path: `direct`, `staged`, `engine` or `reference` for this call; None leaves the choice to the mover.
+        path: `direct`, `tma`, `staged`, `engine` or `reference` for this call; None leaves the choice to the mover.
         strict: let `ticket.wait()` block the host and raise if a load failed.
 
     Returns:

@@ -58,7 +58,7 @@ class Mover:
         """Prepare to move blocks between `layout` and `pool`.
 
         Args:
-            path: `direct`, `staged`, `engine` or `reference`, for every job. None chooses for each by a measured
+            path: `direct`, `tma`, `staged`, `engine` or `reference`, for every job. None chooses for each by a measured
                 table, among the paths that work on this machine.
             index_capacity: indices (two a block) of all jobs in flight together. By default enough for all slots of
                 the cache twice, or once where twice would be more than a million; at least 65,536.
