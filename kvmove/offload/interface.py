@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvmove.records import Decision
 
 if TYPE_CHECKING:
-    from kvmove.offload.records import JobResult, Lookup, Outcome, StepPlan
+    from kvmove.offload.records import JobResult, Lookup, OffloadPlan, Outcome
     from kvmove.transfers import IndexLike
 
 
@@ -38,7 +38,7 @@ class OffloadCalls(Protocol):
     def refund(self, request: str) -> None:
         """The engine does not run or park the request in this step after all."""
 
-    def build_step(self) -> StepPlan:
+    def build_step(self) -> OffloadPlan:
         """Close the step: its loads, the stores deferred so far, and what to flush."""
 
     def abort_step(self) -> None:
@@ -51,7 +51,10 @@ class OffloadCalls(Protocol):
         """Take in results of any ranks, in any order."""
 
     def worker_died(self, rank: int, error: str) -> Outcome:
-        """Fail, for this rank, every job that it has not reported, and every later one."""
+        """Fail, for this rank, every job that it has not reported; load and store nothing until it was replaced."""
+
+    def worker_replaced(self, rank: int, *, kept_pool: bool) -> None:
+        """The rank has a worker again; without the pool's contents, nothing that was stored is served any more."""
 
     def preempt(self, request: str) -> bool:
         """The request loses its slots and waits again; whether they are free now, else `Outcome.freed` names it."""

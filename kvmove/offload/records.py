@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from kvmove.errors import MoveFailed, RecordError
+from kvmove.errors import RecordError, SyncLoadFailed
 from kvmove.prefix import GroupBytes
 from kvmove.records import Action, Decision, Lane, Load, Part, Store
 
@@ -121,7 +121,7 @@ class StoreSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepPlan:
+class OffloadPlan:
     """What every worker is to do for one step.
 
     In this order: submit `stores`, which read what earlier steps computed; wait for the jobs in `flushes` (on the
@@ -257,14 +257,17 @@ class Outcome:
         """Raise where a sync load failed; call it at the step's output sync, before a token is published.
 
         Raises:
-            MoveFailed: names the request, the job and the reason.
+            SyncLoadFailed: names every request whose output of this step is to be dropped, the jobs and the reasons.
         """
-        for failed in self.failed_loads:
-            raise MoveFailed(
-                f"load {failed.job} of {failed.request} failed inside the step: {failed.error}; "
-                f"drop this step's output of {', '.join(failed.requests)} and compute from token {failed.tokens}",
-                job=failed.job,
-            )
+        if not self.failed_loads:
+            return
+        requests = tuple(dict.fromkeys(name for failed in self.failed_loads for name in failed.requests))
+        what = "; ".join(f"load {f.job} of {f.request}: {f.error}" for f in self.failed_loads)
+        raise SyncLoadFailed(
+            f"sync load failed: {what}; drop this step's output of {', '.join(requests)} and compute them again",
+            jobs=[failed.job for failed in self.failed_loads],
+            requests=requests,
+        )
 
 
 __all__ = [
@@ -279,8 +282,8 @@ __all__ = [
     "LoadSpec",
     "Lookup",
     "LookupKind",
+    "OffloadPlan",
     "Outcome",
     "Released",
-    "StepPlan",
     "StoreSpec",
 ]

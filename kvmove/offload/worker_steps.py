@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvmove.errors import Refused
-from kvmove.offload.records import JobResult, StepPlan
+from kvmove.offload.records import JobResult, OffloadPlan
 from kvmove.offload.worker import OffloadWorker
 from kvmove.records import JobKind, Lane
 
 
-def start_step(worker: OffloadWorker, plan: StepPlan) -> None:
+def start_step(worker: OffloadWorker, plan: OffloadPlan) -> None:
     """Start everything in the plan, and let the current stream wait for what the forward pass needs.
 
     Whatever it raises, every job of the plan is reported by `job_results`, each once.
@@ -24,7 +24,7 @@ def start_step(worker: OffloadWorker, plan: StepPlan) -> None:
         start_loads(worker, plan)
 
 
-def start_stores(worker: OffloadWorker, plan: StepPlan) -> None:
+def start_stores(worker: OffloadWorker, plan: OffloadPlan) -> None:
     """Start the stores, and let the current stream wait for those whose slots this step writes.
 
     Call it before anything of this step writes a slot.
@@ -42,7 +42,7 @@ def start_stores(worker: OffloadWorker, plan: StepPlan) -> None:
         worker.wait(plan.flushes)
 
 
-def start_loads(worker: OffloadWorker, plan: StepPlan) -> None:
+def start_loads(worker: OffloadWorker, plan: OffloadPlan) -> None:
     """Start the loads, and let the current stream wait for the sync ones.
 
     Raises:

@@ -19,10 +19,21 @@ class OpenStep:
     """A step between its beginning and its end.
 
     Every request has at most one decision. A sync decision holds a reservation in the ledger for as long as it
-    is here. `loads` has the admitted ones, in the order of admission. `shadow` is the side of the shadow policy.
+    is here. `loads` has the admitted ones, in the order of admission, `confirmed` the requests whose loads the caller
+    makes. `shadow` is the side of the shadow policy.
     """
 
-    __slots__ = ("bound", "decisions", "ledger", "loads", "number", "policy_failed", "shadow", "stores")
+    __slots__ = (
+        "bound",
+        "confirmed",
+        "decisions",
+        "ledger",
+        "loads",
+        "number",
+        "policy_failed",
+        "shadow",
+        "stores",
+    )
 
     def __init__(self, number: int, bound: BoundPolicy, ledger: Ledger, shadow: ShadowStep | None = None) -> None:
         self.number = number
@@ -32,6 +43,7 @@ class OpenStep:
         self.policy_failed = False
         self.decisions: dict[str, Decision] = {}
         self.loads: dict[str, Load] = {}
+        self.confirmed: set[str] = set()
         self.stores: list[Store] = []
 
     def add(self, decision: Decision) -> None:
@@ -45,14 +57,19 @@ class OpenStep:
         decision = self.decisions.pop(request, None)
         if decision is not None:
             self.loads.pop(request, None)
+            self.confirmed.discard(request)
             if decision.action is Action.SYNC:
                 self.ledger.refund(decision.bytes)
             if self.shadow is not None:
                 self.shadow.drop(request)
 
+    def is_admitted(self, request: str) -> bool:
+        """Return whether the request has a load, made here or by the caller."""
+        return request in self.loads or request in self.confirmed
+
     def unadmitted(self) -> list[str]:
         """Return the requests that were to load and have no load."""
-        return [r for r, d in self.decisions.items() if d.action in LANE_OF and r not in self.loads]
+        return [r for r, d in self.decisions.items() if d.action in LANE_OF and not self.is_admitted(r)]
 
     def jobs(self) -> list[int]:
         """Return the ids of the step's jobs, loads first."""
@@ -81,6 +98,9 @@ class OpenStep:
                 raise InternalError(f"job {load.job} of {request} is in lane {load.lane}, decided was {decision}")
             if len(load.src_blocks) != decision.blocks:
                 raise InternalError(f"job {load.job} of {request} has {len(load.src_blocks)} blocks: {decision}")
+        for request in self.confirmed:
+            if request not in self.decisions or self.decisions[request].action not in LANE_OF:
+                raise InternalError(f"{request} is confirmed, decided was {self.decisions.get(request)}")
         jobs = self.jobs()
         if len(set(jobs)) != len(jobs):
             raise InternalError(f"step {self.number} uses a job id twice: {sorted(jobs)}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvmove import schema
 from kvmove.errors import InternalError, Refused
-from kvmove.records import Decision, Hit, Load, StepPlan, StepState, Store
+from kvmove.records import Decision, Hit, Lane, Load, StepPlan, StepState, Store
 from kvmove.schedule.guard_rails import decision_after_guard_rails, decision_without_policy
 from kvmove.schedule.ledger import Ledger
 from kvmove.schedule.open_step import LANE_OF, OpenStep
@@ -29,7 +29,7 @@ class StepScheduler:
     1. `begin_step`: a new ledger. A policy or budget set since the last step takes effect here and only here.
        A step that was never ended, because the engine failed in it, is forgotten here.
     2. For every hit, `decide`: the policy's answer after the guard rails. A sync decision reserves its bytes.
-    3. For every request that the engine then gave slots, `admit`; for one that it did not, `refund`.
+    3. For every request that the engine then gave slots, `admit` or `confirm`; for one that it did not, `refund`.
        Steps 2 and 3 alternate freely; `store` adds what this step stores.
     4. `end_step`: the plan for the workers. Decisions to load that were not admitted by then are refunded.
        Or `abort_step`: no plan.
@@ -216,12 +216,7 @@ class StepScheduler:
             RecordError: the arrays differ in length or do not hold indices.
         """
         step = self._require_step("admit")
-        decision = self._require_decision(step, "admit", request)
-        lane = LANE_OF.get(decision.action)
-        if lane is None:
-            raise Refused(f"admit: {request} is to {decision.action} in this step, not to load; leave the call out")
-        if request in step.loads:
-            raise Refused(f"admit: {request} has job {step.loads[request].job} in this step already")
+        decision, lane = self._require_unadmitted_load(step, "admit", request)
         if len(src_blocks) != decision.blocks:
             raise Refused(
                 f"admit: {len(src_blocks)} blocks for {request}, but its decision has {decision.blocks}; "
@@ -231,6 +226,18 @@ class StepScheduler:
         self._next_job += 1
         step.loads[request] = load
         return load
+
+    def confirm(self, request: str) -> None:
+        """Keep a decision to load, whose load the caller makes; a load of several groups is one that `admit` cannot make.
+
+        Instead of `admit`: the decision and its bytes are in the plan, the load is not.
+
+        Raises:
+            Refused: no step is open, or the request has no decision to load in it, or is admitted already.
+        """
+        step = self._require_step("confirm")
+        self._require_unadmitted_load(step, "confirm", request)
+        step.confirmed.add(request)
 
     def refund(self, request: str) -> None:
         """Take a decision back because the engine does not run the request in this step after all.
@@ -348,6 +355,16 @@ class StepScheduler:
             raise Refused(f"{call}: no step is open; call begin_step() first")
         return self._step
 
+    def _require_unadmitted_load(self, step: OpenStep, call: str, request: str) -> tuple[Decision, Lane]:
+        decision = self._require_decision(step, call, request)
+        lane = LANE_OF.get(decision.action)
+        if lane is None:
+            raise Refused(f"{call}: {request} is to {decision.action} in this step, not to load; leave the call out")
+        if step.is_admitted(request):
+            job = f"has job {step.loads[request].job}" if request in step.loads else "is confirmed"
+            raise Refused(f"{call}: {request} {job} in this step already")
+        return decision, lane
+
     def _require_decision(self, step: OpenStep, call: str, request: str) -> Decision:
         decision = step.decisions.get(request)
         if decision is None:
@@ -357,5 +374,5 @@ class StepScheduler:
 
 def _require_unadmitted(step: OpenStep, hit: Hit) -> None:
     request = hit.request
-    if request in step.loads:
+    if step.is_admitted(request):
         raise Refused(f"decide: {request} is admitted in this step already; call refund({request!r}) first")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvmove.errors import Refused, SyncLoadFailed
-from kvmove.offload.records import GroupBlocks, LoadSpec, StepPlan, StoreSpec
+from kvmove.offload.records import GroupBlocks, LoadSpec, OffloadPlan, StoreSpec
 from kvmove.offload.worker_steps import job_results, start_loads, start_step, start_stores
 from kvmove.records import Lane
 from kvmove.testing.protocol_ranks import Rank
@@ -40,8 +40,8 @@ def load(job: int, host_blocks: list[int], slots: list[int], lane: Lane) -> Load
 def plan(
     *, stores: tuple[StoreSpec, ...] = (), sync: tuple[LoadSpec, ...] = (), background: tuple[LoadSpec, ...] = (),
     flushes: tuple[int, ...] = (),
-) -> StepPlan:  # fmt: skip
-    return StepPlan(
+) -> OffloadPlan:  # fmt: skip
+    return OffloadPlan(
         step=0, decisions=(), sync_loads=sync, async_loads=background, stores=stores, flushes=flushes,
         budget_bytes=1 << 20, sync_bytes=sum(s.bytes for s in sync),
     )  # fmt: skip

@@ -496,3 +496,26 @@ def test_integrity_check_notices_a_ledger_that_was_tampered_with() -> None:
     scheduler._step.ledger.budget_remaining_bytes += 1
     with pytest.raises(InternalError, match="budget"):
         scheduler.check_integrity()
+
+
+def test_a_confirmed_load_keeps_its_bytes_without_a_load_of_ours() -> None:
+    """Its decision and bytes are in the plan; confirming it twice, or what does not load, is refused."""
+    scheduler = scheduler_for(Action.SYNC, budget_bytes=8 * MIB)
+    scheduler.begin_step()
+    scheduler.decide(make_hit("a", 5))
+    scheduler.confirm("a")
+    with pytest.raises(Refused, match="confirmed in this step already"):
+        scheduler.confirm("a")
+    with pytest.raises(Refused, match="confirmed in this step already"):
+        scheduler.admit("a", [0], [0])
+    with pytest.raises(Refused, match="admitted in this step already"):
+        scheduler.decide(make_hit("a", 5))
+    scheduler.check_integrity()
+    plan = scheduler.end_step()
+    assert (plan.sync_bytes, plan.sync_loads) == (5 * MIB, ())
+    assert [d.request for d in plan.decisions] == ["a"]
+    scheduler.begin_step()
+    scheduler.decide(make_hit("a", 5))
+    scheduler.confirm("a")
+    scheduler.refund("a")
+    assert scheduler.end_step().sync_bytes == 0
