@@ -76,6 +76,13 @@ class RankBoard:
         self._open[job] = _Open(kind, lane)
         return self._ended(job)
 
+    def awaits(self, job: int, rank: int) -> bool:
+        """Whether the rank is still to report the job."""
+        known = self._open.get(job)
+        return (
+            known is not None and 0 <= rank < self._num_ranks and rank not in known.reported.keys() | self._lost.keys()
+        )
+
     def report(self, rank: int, results: Iterable[Result]) -> list[Result]:
         """Take a rank's results and return the joined result of every job that they complete, in that order.
 

@@ -228,7 +228,7 @@ class StepScheduler:
         return load
 
     def confirm(self, request: str) -> None:
-        """Keep a decision to load, whose load the caller makes; a load of several groups is one that `admit` cannot make.
+        """Keep a decision to load whose load the caller makes, since `admit` makes none of several groups.
 
         Instead of `admit`: the decision and its bytes are in the plan, the load is not.
 

@@ -1,0 +1,641 @@
+"""The scheduler side of KV offload: what each request loads, what is stored, and what the results mean."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from kvmove.errors import InternalError, Refused
+from kvmove.offload.endings import Endings
+from kvmove.offload.loads import LoadBook, LoadJob
+from kvmove.offload.lookup import PrefixSearch
+from kvmove.offload.ranks import RankBoard
+from kvmove.offload.records import Group, JobResult, LoadSpec, Lookup, LookupKind, OffloadPlan, Outcome, StoreSpec
+from kvmove.offload.requests import Before, Request, RequestState
+from kvmove.offload.reuse import ReuseFilter
+from kvmove.offload.stores import StoreBook
+from kvmove.offload.tables import block_tables, new_slots
+from kvmove.prefix import BlockSizes
+from kvmove.records import Action, Decision, Hit, JobKind, Lane
+from kvmove.schedule import HitPolicy, StepScheduler
+from kvmove.tier import HostTier
+
+if TYPE_CHECKING:
+    from kvmove.transfers import IndexArray, IndexLike
+
+_MISS = Lookup(LookupKind.MISS)
+_KEYS_COUNTED = 1 << 18
+
+
+class OffloadScheduler:
+    """Decides what an engine's requests load from the host tier and store in it, step by step.
+
+    A step: `begin_step`; for each waiting request `lookup`, and on a hit `decide`; for each request that runs, or that
+    is to load, `update_after_alloc` with its block tables; `build_step`, whose plan goes to every rank. Then, when the
+    step's output is there, `on_results` with what the ranks reported, and `computed` for each request that ran.
+
+    What holds, whatever the policy says:
+
+    - Sync loads of a step fit its budget, and are never reported as released; async ones are, exactly once.
+    - Keys that an async load brings are not loaded again: who hits them joins that load and is released with it.
+    - A store is made at the start of the step after its blocks were computed, once for each key; a plan's `flushes`
+      names the stores under way that read slots which the step writes.
+    - What was computed from a sync load is stored only once that load is known to have succeeded.
+    - The tier serves a key after every rank has reported its store, and keeps it while a rank reads it.
+    - A job ends when every rank has reported it, and fails when one of them failed.
+
+    For one thread at a time. Results are taken between steps, not between `begin_step` and `build_step`. A call that is
+    refused changes nothing.
+
+    Args:
+        policy: what `StepScheduler` takes.
+        tier: the host tier, of this scheduler alone.
+        groups: the cache's groups of layers, in the order of the layout's.
+        block_tokens: tokens of a block, the same in all groups.
+        blocks_per_chunk: blocks that a host block holds; keys are of whole chunks.
+        ranks: workers that each report every job, numbered from 0.
+        budget_bytes: see `StepScheduler`.
+        max_deferrals: see `StepScheduler`.
+        store_threshold: store a key from the so-many-th request with it on; 1 stores every key.
+
+    Raises:
+        Refused: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        policy: HitPolicy,
+        tier: HostTier,
+        groups: Sequence[Group],
+        *,
+        block_tokens: int,
+        blocks_per_chunk: int = 1,
+        ranks: int = 1,
+        budget_bytes: int | None = None,
+        max_deferrals: int = 16,
+        store_threshold: int = 1,
+    ) -> None:
+        for name, value in (
+            ("block_tokens", block_tokens),
+            ("blocks_per_chunk", blocks_per_chunk),
+            ("store_threshold", store_threshold),
+        ):
+            if type(value) is not int or value < 1:
+                raise Refused(f"{name} is {value!r}; an int of at least 1 is needed")
+        if not groups or not all(isinstance(group, Group) for group in groups):
+            raise Refused(f"groups is {groups!r}; a Group for each group of layers is needed")
+        self.tier = tier
+        self.steps = StepScheduler(policy, budget_bytes=budget_bytes, max_deferrals=max_deferrals)
+        self._groups = tuple(groups)
+        self._sizes = BlockSizes(block_tokens, tuple(group.sizes for group in groups))
+        self._block_tokens = block_tokens
+        self._k = blocks_per_chunk
+        self._chunk_tokens = block_tokens * blocks_per_chunk
+        self._search = PrefixSearch(tier, self._groups, blocks_per_chunk)
+        self._has_full = any(group.needed_blocks is None for group in groups)
+        self._reuse = ReuseFilter(store_threshold, _KEYS_COUNTED)
+        self._board = RankBoard(ranks)
+        self._loads = LoadBook(tier, self._groups, blocks_per_chunk)
+        self._stores = StoreBook(tier, self._groups, blocks_per_chunk, self._reuse)
+        self._endings = Endings(
+            self._board, self._loads, self._stores, blocks_per_chunk=blocks_per_chunk, block_tokens=block_tokens
+        )
+        self._requests: dict[str, Request] = {}
+        self._next_job = 0
+        self._now_ns = 0
+        self._is_open = False
+        self._in_step: dict[str, Request] = {}  # requests that the open step knows something of
+        self._written: list[tuple[int, IndexArray]] = []  # groups and slots that the open step writes
+
+    def set_policy(self, policy: HitPolicy) -> None:
+        """Use another policy from the next `begin_step` on (what `PolicyFile.apply_to` calls).
+
+        Raises:
+            Refused: the policy has no usable rules or a budget out of range; the present one stays.
+        """
+        self.steps.set_policy(policy)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def on_request(self, request: str, keys: Sequence[Hashable], num_tokens: int) -> None:
+        """Make a request known.
+
+        Args:
+            request: its name, unique among those that are not finished or aborted.
+            keys: one for each whole chunk of its tokens, or for leading ones; a key stands for all tokens before its
+                chunk's end (a chain of hashes does), and for whatever else the KV depends on.
+            num_tokens: all tokens known now.
+
+        Raises:
+            Refused: the name is in use, a key is given twice, or the keys do not fit the tokens.
+        """
+        if request in self._requests:
+            raise Refused(f"on_request: {request} is known already; finish or abort it first, or use another name")
+        if self._loads.is_leaving(request):
+            raise Refused(
+                f"on_request: a load still writes slots of the last {request}; wait until Outcome.freed names it, or "
+                "use another name"
+            )
+        record = Request(request, len(self._groups), self._now_ns)
+        record.add_keys(keys, num_tokens, self._chunk_tokens)
+        self._requests[request] = record
+        for group_keys in record.keys:
+            self._reuse.saw(group_keys)
+
+    def extend(self, request: str, keys: Sequence[Hashable], num_tokens: int) -> None:
+        """Take in what the request has grown by: its new number of tokens, and the keys of chunks that became whole.
+
+        Raises:
+            Refused: the request is unknown, a key is given twice, or the keys do not fit the tokens.
+        """
+        record = self._require(request, "extend")
+        have = len(record.keys[0])
+        record.add_keys(keys, num_tokens, self._chunk_tokens)
+        for group_keys in record.keys:
+            self._reuse.saw(group_keys[have:])
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    def begin_step(
+        self,
+        *,
+        now_ns: int = 0,
+        running: int = 0,
+        waiting: int = 0,
+        free_slots: int = 0,
+        step_time_ns: int | None = None,
+        async_delay_ns: int | None = None,
+        drain_time_ns: int | None = None,
+    ) -> None:
+        """Open a step with its whole budget; one that was left open is aborted first. The rest is for the policy.
+
+        Args:
+            now_ns: a clock in nanoseconds that never goes back; requests have waited since the step before they came.
+            running, waiting: requests.
+            free_slots: free block slots of the GPU cache.
+            step_time_ns, async_delay_ns, drain_time_ns: the engine's estimates, where it has them.
+
+        Raises:
+            RecordError: a value is out of the schema's range; no step is open then.
+        """
+        if self._is_open:
+            self.abort_step()
+        self.steps.begin_step(
+            inflight_bytes=self._loads.inflight_bytes,
+            inflight_loads=self._loads.inflight_loads,
+            drain_time_ns=drain_time_ns,
+            step_time_ns=step_time_ns,
+            async_delay_ns=async_delay_ns,
+            running=running,
+            waiting=waiting,
+            free_slots=free_slots,
+        )
+        self._now_ns = max(self._now_ns, now_ns)
+        self._is_open = True
+
+    def lookup(self, request: str, cached_tokens: int) -> Lookup:
+        """What the tier has beyond the GPU cache, over all groups.
+
+        A hit whose keys another request is loading joins that load: the request is parked, without slots, until
+        `Outcome.released` names it. While a rank is lost, or a load still writes slots that the request has lost,
+        everything is a miss.
+
+        Args:
+            request: known, and not parked.
+            cached_tokens: leading tokens that are in the GPU cache; whole blocks.
+
+        Raises:
+            Refused: no step is open, the request is unknown or parked or loads in this step, or `cached_tokens` is out
+                of range or no whole number of blocks.
+        """
+        record = self._require_active(request, "lookup")
+        if self._load_in_step(record) is not None:
+            raise Refused(f"lookup: {request} loads in this step already; refund() it first")
+        first, rest = divmod(cached_tokens, self._block_tokens)
+        if rest or not 0 <= cached_tokens <= record.num_tokens:
+            raise Refused(
+                f"lookup: cached_tokens of {request} is {cached_tokens}; whole blocks of {self._block_tokens} tokens, "
+                f"at most its {record.num_tokens} tokens, are needed"
+            )
+        if record.decision is not None:
+            self.steps.refund(request)
+            record.decision = None
+        self._in_step[request] = record
+        record.found = None
+        record.cached_blocks = first
+        if self._board.lost_ranks or self._loads.is_leaving(request):
+            return _MISS
+        # One token is left to compute, in the last block. A window or a state cannot be wound back by a token.
+        end_tokens = record.num_tokens - 1
+        most = end_tokens // self._block_tokens if self._sizes.has_windows else -(-end_tokens // self._block_tokens)
+        end = self._search.longest(record.keys, first, most)
+        if end <= first:
+            return _MISS
+        load = self._loads.marked_by(record.keys, first, end)
+        if load is not None:
+            load.joined[request] = record
+            record.state, record.joined_job = RequestState.JOINED, load.spec.job
+            return Lookup(LookupKind.JOINED, joined_job=load.spec.job)
+        tokens = min(end * self._block_tokens, end_tokens) - cached_tokens
+        record.found = Lookup(LookupKind.HIT, end - first, tokens, self._sizes.bytes_of(end - first))
+        return record.found
+
+    def decide(
+        self,
+        request: str,
+        *,
+        load_time_ns: int | None = None,
+        recompute_time_ns: int | None = None,
+        priority: int = 0,
+        deadline_left_ns: int | None = None,
+    ) -> Decision:
+        """What the request does with the hit that `lookup` found in this step.
+
+        - sync: it runs in this step. Allocate slots for it, then `update_after_alloc`.
+        - async: allocate slots for the decision's blocks, then `update_after_alloc`; it is parked until released.
+        - recompute: it runs, and computes all its tokens beyond the GPU cache.
+        - defer: it waits, and is looked up again in the next step.
+
+        Raises:
+            Refused: no step is open, or the request has no hit in this step or loads in it already.
+            RecordError: an estimate is out of the schema's range.
+        """
+        record = self._require_active(request, "decide")
+        found = record.found
+        if found is None:
+            raise Refused(f"decide: {request} has no hit in this step; call lookup() first, and this only on a hit")
+        first = record.cached_blocks
+        cached_tokens = first * self._block_tokens
+        hit = Hit(
+            request=request,
+            bytes=found.bytes,
+            tokens=found.tokens,
+            blocks=found.blocks,
+            prompt_tokens=record.num_tokens,
+            cached_tokens=cached_tokens,
+            compute_tokens=record.num_tokens - cached_tokens - found.tokens,
+            load_time_ns=load_time_ns,
+            recompute_time_ns=recompute_time_ns,
+            waited_ns=max(0, self._now_ns - record.arrival_ns),
+            deferrals=record.deferrals,
+            priority=priority,
+            deadline_left_ns=deadline_left_ns,
+            sizes=self._sizes,
+            cuts=self._search.cuts(record.keys, first, first + found.blocks) if self._sizes.has_windows else None,
+        )
+        record.decision = self.steps.decide(hit)
+        return record.decision
+
+    def update_after_alloc(self, request: str, slots: Sequence[IndexLike]) -> None:
+        """Take the request's block tables, and admit the load that was decided for it in this step.
+
+        Call it for every request that got slots in this step, whether it loads or not, before the next `lookup`.
+
+        Args:
+            request: known, and not parked.
+            slots: for each group the slots of the request's blocks, by position from its first token on; a negative
+                entry is a block without a slot, such as one that has left a window.
+
+        Raises:
+            Refused: no step is open, the request is parked, a load under way writes one of its new slots, a block of
+                the load has no slot, or its keys are being loaded since the lookup.
+        """
+        record = self._require_active(request, "update_after_alloc")
+        tables = block_tables(request, slots, len(self._groups))
+        is_first = not record.tables
+        shared: set[int] = set()
+        written: list[tuple[int, IndexArray]] = []
+        for group, table in enumerate(tables):
+            fresh = new_slots(None if is_first else record.tables[group], table)
+            for job, slot in self._loads.writers(group, fresh).items():
+                self._refuse_unless_shared(record, group, slot, job)
+                shared.add(job)
+            written.append((group, new_slots(None, table, record.cached_blocks) if is_first else fresh))
+        if is_first and record.cached_blocks and not self._has_full:
+            # Windows drop the blocks that later ones were computed from, so the table does not show them.
+            shared.update(self._loads.sync_jobs())
+        decision = record.decision
+        load = None
+        if decision is not None and decision.blocks and self._load_in_step(record) is None:
+            load = self._loads.admit(self._new_job(), record, decision, tables)
+            self.steps.confirm(request)
+            written += [(part.group, part.slots) for part in load.spec.groups]
+        self._in_step[request] = record
+        if record.before is None:
+            record.before = Before(record)
+        if is_first:
+            record.base_blocks = record.cached_blocks
+            record.computed_tokens = record.cached_blocks * self._block_tokens
+            for group_keys in record.keys:
+                self.tier.touch(group_keys)
+        record.tables = tables
+        self._written += [(group, fresh) for group, fresh in written if len(fresh)]
+        for job in shared:
+            self._taint(record, job)
+        if load is not None and decision is not None:
+            record.base_blocks = load.first_blocks + decision.blocks
+            if load.is_sync:
+                self._taint(record, load.spec.job)
+            else:
+                record.state = RequestState.PARKED
+
+    def refund(self, request: str) -> None:
+        """Take this step's hit and decision back: the engine neither runs nor parks the request in this step.
+
+        The slots that it got in this step are the engine's again.
+
+        Raises:
+            Refused: no step is open, the request is unknown, or another one got slots that its sync load brings.
+        """
+        self._require_open("refund")
+        record = self._require(request, "refund")
+        load = self._load_in_step(record)
+        if load is not None and len(load.sharers) > 1:
+            others = ", ".join(name for name in load.sharers if name != request)
+            raise Refused(f"refund: {others} got slots that the sync load of {request} brings; refund those first")
+        self._undo(record, load)
+
+    def build_step(self) -> OffloadPlan:
+        """Close the step and return what the ranks do: its loads, the stores of what earlier steps computed, and the
+        stores under way whose slots this step writes.
+
+        The engine submits the plan on every rank; where it cannot, it reports each of its jobs as failed.
+
+        Raises:
+            Refused: no step is open.
+        """
+        self._require_open("build_step")
+        plan = self.steps.end_step()
+        stores = self._make_stores()
+        by_lane: dict[Lane, list[LoadSpec]] = {lane: [] for lane in Lane}
+        for load in self._loads.unsubmitted():
+            self._loads.submit(load)
+            self._board.expect(load.spec.job, JobKind.LOAD, load.spec.lane)
+            by_lane[load.spec.lane].append(load.spec)
+        for decision in plan.decisions:
+            if decision.action is Action.DEFER and decision.request in self._requests:
+                self._requests[decision.request].deferrals += 1
+        flushes = self._stores.flushes(self._written)
+        self._close()
+        return OffloadPlan(
+            step=plan.step,
+            decisions=plan.decisions,
+            sync_loads=tuple(by_lane[Lane.EXPEDITED]),
+            async_loads=tuple(by_lane[Lane.BULK]),
+            stores=tuple(stores),
+            flushes=flushes,
+            budget_bytes=plan.budget_bytes,
+            sync_bytes=plan.sync_bytes,
+        )
+
+    def abort_step(self) -> None:
+        """Forget the open step: nothing is reserved, pinned or marked for it any more, and the slots that requests got
+        in it are the engine's again. Deferred stores stay deferred; who joined a load of an earlier step stays parked.
+
+        Raises:
+            Refused: no step is open.
+        """
+        self._require_open("abort_step")
+        for record in list(self._in_step.values()):
+            self._undo(record, self._load_in_step(record))
+        for load in self._loads.unsubmitted():  # of requests that left in this step
+            self._endings.withdraw_abandoned(load)
+        self.steps.abort_step()
+        self._close()
+
+    # -- after the step -------------------------------------------------------------------------------------------
+
+    def on_results(self, results: Iterable[JobResult] = ()) -> Outcome:
+        """Take in what ranks report, in any order and grouping, and say what it means for requests.
+
+        Raises:
+            Refused: a step is open, or a result is of no job under way, of a rank that there is not, or comes twice.
+        """
+        self._require_closed("on_results")
+        return self._endings.report(list(results))
+
+    def worker_died(self, rank: int, error: str) -> Outcome:
+        """Fail every job that the rank has not reported, and load and store nothing more until `worker_replaced`.
+
+        The dead worker must not touch slots or host blocks any more: end its process first.
+
+        Raises:
+            Refused: a step is open, or there is no such rank.
+        """
+        self._require_closed("worker_died")
+        return self._endings.lost(rank, error)
+
+    def worker_replaced(self, rank: int, *, kept_pool: bool) -> None:
+        """The rank has a worker again.
+
+        Args:
+            rank: one that was lost.
+            kept_pool: its host blocks still hold what was stored; otherwise nothing that was stored is served any more.
+
+        Raises:
+            Refused: a step is open, or the rank is not lost.
+        """
+        self._require_closed("worker_replaced")
+        self._board.replaced(rank)
+        if not kept_pool:
+            self.reset_cache()
+
+    def computed(self, request: str, num_tokens: int) -> None:
+        """The KV of the request's leading `num_tokens` tokens is in its slots: the next step stores its whole chunks.
+
+        Raises:
+            Refused: the request is unknown, parked or without slots, or has not so many tokens.
+        """
+        record = self._require(request, "computed")
+        if record.state is not RequestState.ACTIVE or not record.tables:
+            where = "without slots" if record.state is RequestState.ACTIVE else str(record.state)
+            raise Refused(f"computed: {request} is {where}; only a request that ran has computed something")
+        if type(num_tokens) is not int or not 0 <= num_tokens <= record.num_tokens:
+            raise Refused(
+                f"computed: {num_tokens!r} tokens of {request}, which has {record.num_tokens}; extend() it first"
+            )
+        record.computed_tokens = num_tokens
+        if not self._board.lost_ranks:
+            self._stores.defer(record, min(num_tokens // self._chunk_tokens, len(record.keys[0])))
+
+    # -- the end of a request ---------------------------------------------------------------------------------------
+
+    def preempt(self, request: str) -> bool:
+        """The request loses its slots and waits again. What it computed is still stored in the next step.
+
+        Returns whether its slots are free now; where a load still writes them, `Outcome.freed` names the request when
+        they are.
+
+        Raises:
+            Refused: the request is unknown.
+        """
+        record = self._require(request, "preempt")
+        return self._leave(record)
+
+    def finish(self, request: str) -> bool:
+        """The request ended. What it computed is still stored in the next step. Returns what `preempt` does.
+
+        Raises:
+            Refused: the request is unknown.
+        """
+        record = self._require(request, "finish")
+        are_free = self._leave(record)
+        self._in_step.pop(request, None)
+        del self._requests[request]
+        return are_free
+
+    def abort(self, request: str) -> bool:
+        """The request was cancelled, in whatever state it is. Returns what `preempt` does.
+
+        Who had joined its load is released by the next `on_results`.
+
+        Raises:
+            Refused: the request is unknown.
+        """
+        return self.finish(request)
+
+    def reset_cache(self) -> None:
+        """Serve nothing of what was computed so far: not what is stored or being stored, nor what was to be stored.
+
+        What requests that hold slots now compute further depends on what they hold, and is not stored either.
+
+        Raises:
+            Refused: a step is open.
+        """
+        self._require_closed("reset_cache")
+        self.tier.clear()
+        self._endings.reset(self._requests.values())
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that not all ranks have reported."""
+        return len(self._loads) + len(self._stores)
+
+    def state(self, request: str) -> RequestState:
+        """Where a request is.
+
+        Raises:
+            Refused: the request is unknown.
+        """
+        return self._require(request, "state").state
+
+    def check_integrity(self) -> None:
+        """Raise `InternalError` where an invariant is broken; O(blocks of the tier), for tests and debugging."""
+        for part in (self.tier, self.steps, self._board, self._loads, self._stores):
+            part.check_integrity()
+        if len(self._board.open_jobs) != self.num_jobs - len(self._loads.unsubmitted()):
+            raise InternalError(f"{self.num_jobs} jobs are under way, ranks are to report {self._board.open_jobs}")
+        for record in self._requests.values():
+            loads = [self._loads.get(job) for job in record.loads]
+            is_parked = any(load is not None and not load.is_sync for load in loads)
+            if None in loads or is_parked != (record.state is RequestState.PARKED):
+                raise InternalError(f"{record.name} is {record.state}, and its loads are {record.loads}")
+            joined = None if record.joined_job is None else self._loads.get(record.joined_job)
+            is_joined = joined is not None and joined.joined.get(record.name) is record
+            if is_joined != (record.state is RequestState.JOINED):
+                raise InternalError(f"{record.name} is {record.state}, and joined load {record.joined_job}")
+            for job in record.tainted_by:
+                load = self._loads.get(job)
+                if load is None or record.name not in load.sharers:
+                    raise InternalError(f"{record.name} depends on sync load {job}, which does not know it")
+
+    # -- the parts of it --------------------------------------------------------------------------------------------
+
+    def _make_stores(self) -> list[StoreSpec]:
+        """The stores of what is deferred, each with a job that every rank is to report."""
+        if self._board.lost_ranks:
+            self._stores.put_off_all()
+            return []
+        stores = []
+        for deferred in self._stores.take_deferred(self._loads.sync_jobs()):
+            spec = self._stores.make(self._next_job, deferred)
+            if spec is not None:
+                self._board.expect(self._new_job(), JobKind.STORE)
+                stores.append(spec)
+        return stores
+
+    def _leave(self, record: Request) -> bool:
+        """Let a request go from its slots, its decision, its load and the load that it joined."""
+        load = self._load_in_step(record)
+        if load is None or len(load.sharers) <= 1:
+            self._undo(record, load)
+        else:
+            # Others got slots that the load brings: it stays in the plan, and with it what it takes of the budget.
+            record.forget_step()
+        return self._endings.leave(record)
+
+    def _undo(self, record: Request, load: LoadJob | None) -> None:
+        """Take back what the open step did for a request."""
+        if record.decision is not None:
+            self.steps.refund(record.name)
+        before = record.before
+        if load is not None:
+            self._endings.withdraw(load)
+        if before is not None:
+            for job in record.tainted_by if not before.tables else ():
+                sharing = self._loads.get(job)
+                if sharing is not None:
+                    sharing.sharers.pop(record.name, None)
+            if before.tables:
+                record.tables, record.base_blocks = before.tables, before.base_blocks
+                record.computed_tokens = before.computed_tokens
+            else:
+                record.lose_slots()
+        record.forget_step()
+        self._in_step.pop(record.name, None)
+
+    def _load_in_step(self, record: Request) -> LoadJob | None:
+        """The load of the request that the open step admitted."""
+        for job in record.loads:
+            load = self._loads.get(job)
+            if load is not None and not load.is_submitted:
+                return load
+        return None
+
+    def _refuse_unless_shared(self, record: Request, group: int, slot: int, job: int) -> None:
+        """Several requests may hold a slot that a sync load brings; one that an async load writes serves nobody yet."""
+        load = self._loads.get(job)
+        if load is None or not load.is_sync:
+            owner = "another request" if load is None else load.spec.request
+            raise Refused(
+                f"update_after_alloc: slot {slot} of {record.name} in group {group} is being written by load {job} of "
+                f"{owner}; share its blocks once it is released, and free them when abort() or Outcome.freed says so"
+            )
+
+    def _taint(self, record: Request, job: int) -> None:
+        load = self._loads.get(job)
+        if load is not None:
+            load.sharers[record.name] = record
+            record.tainted_by.add(job)
+
+    def _new_job(self) -> int:
+        self._next_job += 1
+        return self._next_job - 1
+
+    def _close(self) -> None:
+        for record in self._in_step.values():
+            record.forget_step()
+        self._in_step.clear()
+        self._written.clear()
+        self._is_open = False
+
+    def _require(self, request: str, call: str) -> Request:
+        record = self._requests.get(request)
+        if record is None:
+            raise Refused(f"{call}: there is no request {request}; on_request() makes it known")
+        return record
+
+    def _require_open(self, call: str) -> None:
+        if not self._is_open:
+            raise Refused(f"{call}: no step is open; call begin_step() first")
+
+    def _require_closed(self, call: str) -> None:
+        if self._is_open:
+            raise Refused(f"{call}: a step is open; call build_step() or abort_step() first")
+
+    def _require_active(self, request: str, call: str) -> Request:
+        self._require_open(call)
+        record = self._require(request, call)
+        if record.state is not RequestState.ACTIVE:
+            raise Refused(f"{call}: {request} is {record.state}; wait until Outcome.released names it")
+        return record
