@@ -80,7 +80,7 @@ def test_unknown_policy_lists_what_there_is(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(PolicyError) as caught:
         Policy.load("budgted")
     assert "did you mean `budgeted`?" in str(caught.value)
-    assert "`always_async`, `budgeted` and `compute_aware`" in str(caught.value)
+    assert "`deadline` and `split`" in str(caught.value)
     with pytest.raises(PolicyError, match="cannot be read: no such file"):
         Policy.load("./budgted.kvpol")
     with pytest.raises(PolicyError, match="this is empty; kvmove comes with"):
