@@ -109,6 +109,11 @@ class PolicyFile:
         """The latest good policy of the file."""
         return self._current
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the file as it is now cannot be used; `status()` says why, and waits for a load where this does not."""
+        return self._error is not None
+
     def apply_to(self, scheduler: _TakesPolicy, applied: Policy | None = None) -> Policy:
         """Let `scheduler` use the current policy from its next step on, unless it is `applied` already.
 
