@@ -37,7 +37,9 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Draw what the report has rows for: `bandwidth.svg`, `interference.svg`. Returns the files written, if any.
+    """Draw `bandwidth.svg`, `interference.svg` and `programs.svg`, as far as the report has rows for them.
+
+    Returns the files written.
 
     Raises:
         Refused: matplotlib is not installed.
@@ -110,6 +112,37 @@ def interference(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
+def programs(rows: Sequence[Row]) -> Figure | None:
+    """Share of contiguous DMA by number of programs: a panel for each page size and direction. None without rows."""
+    own = [r for r in rows if r.labels.get("section") == "programs"]
+    panels = sorted({(int(r.labels["page_bytes"]), str(r.labels["kind"])) for r in own})
+    if not panels:
+        return None
+    figure, axes = _panels(len(panels), columns=4)
+    for (page_bytes, kind), ax in zip(panels, axes, strict=True):
+        shown = [r for r in own if (r.labels["page_bytes"], r.labels["kind"]) == (page_bytes, kind)]
+        counts = sorted({int(r.labels["programs"]) for r in shown})
+        for path in _paths(shown):
+            line = sorted((r for r in shown if r.labels["path"] == path), key=lambda r: int(r.labels["programs"]))
+            ax.errorbar(
+                [counts.index(int(r.labels["programs"])) for r in line],
+                [r.value for r in line],
+                yerr=[r.spread for r in line],
+                color=_COLOURS.get(path, "#CC79A7"),
+                marker="o",
+                markersize=4,
+                label=path,
+            )
+        ax.set_title(f"{kind}, {size(page_bytes)} pages")
+        ax.set_xticks(range(len(counts)), [str(n) for n in counts])
+        ax.set_xlabel("programs")
+        ax.axhline(1, color="#000000", linestyle="--", linewidth=0.8)
+        ax.set_ylim(bottom=0)
+        ax.set_ylabel("x contiguous DMA")
+    axes[0].legend(frameon=False)
+    return figure
+
+
 def _bars(ax: Axes, rows: Sequence[Row]) -> None:
     by_path = {path: next(r for r in rows if r.labels["path"] == path) for path in _paths(rows)}
     bars = ax.bar(
@@ -150,4 +183,8 @@ def _panels(count: int, *, columns: int) -> tuple[Figure, list[Axes]]:
     return figure, axes[:count]
 
 
-_FIGURES: dict[str, Callable[[Sequence[Row]], Figure | None]] = {"bandwidth": bandwidth, "interference": interference}
+_FIGURES: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
+    "bandwidth": bandwidth,
+    "interference": interference,
+    "programs": programs,
+}

@@ -52,6 +52,7 @@ class Plan:
         caller_blocks: M9: blocks, most microseconds; of `caller_shape`.
         bulk_shape, bulk_blocks: the bulk load of `interference`; `urgent_blocks` more are loaded meanwhile.
         traffic_blocks: blocks of each of the bulk loads that follow each other beside matrix products.
+        program_shapes, program_bytes, program_counts: what `programs` copies, with each number of programs.
         peers: shape, bytes: what other techniques are compared on.
     """
 
@@ -68,6 +69,9 @@ class Plan:
     urgent_blocks: int
     traffic_blocks: int
     gemms: tuple[Gemms, ...]
+    program_shapes: tuple[Shape, ...]
+    program_bytes: int
+    program_counts: tuple[int, ...]
     peers: tuple[tuple[Shape, int], ...]
 
 
@@ -105,6 +109,9 @@ FULL = Plan(
         Gemms("8192^3", 8192, 8192, 8192, 60, 3.0),
         Gemms("64x8192x8192", 64, 8192, 8192, 1500, 6.0),
     ),
+    program_shapes=tuple(Shape.for_page(n) for n in (576, 656, 1152, 4 * KIB, 16 * KIB, 18432)),
+    program_bytes=192 * MIB,
+    program_counts=(1, 2, 4, 8, 16),
     peers=(
         (Shape(32 * KIB, 48), 6 * MIB),
         (Shape(32 * KIB, 48), 96 * MIB),
@@ -120,5 +127,7 @@ QUICK = replace(
     pairs=3,
     small_pairs=20,
     runs=1,
+    program_shapes=(Shape.for_page(656), Shape.for_page(16 * KIB)),
+    program_counts=(1, 4),
     peers=FULL.peers[:3],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from kvmove.bench.device import Device
 from kvmove.bench.plan import Shape
-from kvmove.errors import InternalError, MoveFailed
+from kvmove.errors import InternalError, MoveFailed, Refused
 from kvmove.move import CacheLayout, HostPool, Mover, Ticket, load_batch, store_batch
 from kvmove.records import Lane, Load, Result, Store
 
@@ -70,6 +71,17 @@ class Workbench:
         ends = [int(end) - self.pool.address for end in self.pool.piece_ends] or [self.pool.num_bytes]
         host, pattern = self.pool.blocks.view(-1), self.image.view(-1)
         return [(host[a:b], pattern[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def offered(self, paths: Iterable[str]) -> list[str]:
+        """Those of the paths that take this cache on this device."""
+        taken = []
+        for path in paths:
+            try:
+                self.load(1, Lane.BULK, path)
+            except Refused:
+                continue
+            taken.append(path)
+        return taken
 
     def pool_contents(self) -> torch.Tensor:
         """What the host pool holds now, like `image`."""

@@ -24,5 +24,8 @@ def tiny() -> Plan:
         urgent_blocks=1,
         traffic_blocks=4,
         gemms=(Gemms("8^3", 8, 8, 8, 2, 3.0),),
+        program_shapes=(Shape(48, 3), Shape(64, 4)),
+        program_bytes=1024,
+        program_counts=(1, 2),
         peers=((Shape(128, 4), 1024),),
     )

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvmove.bench.figures import bandwidth, draw, interference
+from kvmove.bench.figures import bandwidth, draw, interference, programs
 from kvmove.bench.results import Report
 from kvmove.bench.rows import Row
 from kvmove.errors import Refused
@@ -93,3 +93,23 @@ def test_without_matplotlib_the_command_to_install_it_is_named(tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Refused, match=r"pip install 'kvmove\[report\]'"):
         draw(report(ROWS), tmp_path)
+
+
+def test_programs_have_a_line_a_path() -> None:
+    """A panel a page size and direction; each path's share by rising number of programs."""
+    rows = [
+        Row(
+            id=f"{path} {n}", value=share, spread=0.0, unit="x DMA",
+            labels={"section": "programs", "kind": "load", "path": path, "page_bytes": 656, "programs": n},
+        )
+        for path, n, share in (("direct", 4, 0.5), ("direct", 1, 0.2), ("tma", 1, 0.9))
+    ]  # fmt: skip
+    figure = programs(rows)
+    assert figure is not None
+    (panel,) = figure.axes
+    assert panel.get_title() == "load, 656 B pages"
+    assert {c.get_label(): list(c.lines[0].get_ydata()) for c in panel.containers} == {
+        "direct": [0.2, 0.5],
+        "tma": [0.9],
+    }
+    assert programs(ROWS) is None

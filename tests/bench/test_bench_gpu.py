@@ -26,7 +26,7 @@ def test_every_section_runs_on_the_device(tiny: Plan) -> None:
         gemms=(Gemms("1024^3", 1024, 1024, 1024, 200, 3.0),),
         peers=((Shape(128, 4), 1024), (Shape(8 * KIB, 5), 1 * MIB)),
     )
-    report = run(["bandwidth", "latency", "interference", "peers"], Session(CudaDevice(), plan))
+    report = run(["bandwidth", "latency", "interference", "programs", "peers"], Session(CudaDevice(), plan))
     assert report.failures == ()
-    assert {r.labels["section"] for r in report.rows} == {"bandwidth", "latency", "interference", "peers"}
+    assert {r.labels["section"] for r in report.rows} == {"bandwidth", "latency", "interference", "programs", "peers"}
     assert "engine" in {r.labels.get("path") for r in report.rows}

@@ -46,7 +46,7 @@ def test_every_section_gives_its_rows(tiny: Plan) -> None:
 
 
 def test_bandwidth_has_every_path_beside_the_ceiling(tiny: Plan) -> None:
-    """Each shape, size and direction has a DMA, both paths, and a ratio for the mover's own choice."""
+    """Each shape, size and direction has a DMA, every path that takes it, and a ratio for the mover's own choice."""
     rows, _ = measured(tiny, "bandwidth")
     rates = {
         (r.labels["kind"], r.labels["bytes"], r.labels["page_bytes"], r.labels["path"])
@@ -58,12 +58,22 @@ def test_bandwidth_has_every_path_beside_the_ceiling(tiny: Plan) -> None:
         for kind in ("load", "store")
         for num_bytes in tiny.sizes_bytes
         for shape in tiny.shapes
-        for path in ("dma", "direct", "staged")
+        for path in ("dma", "direct", "staged", *["tma"] * (shape.block_bytes % 64 == 0))
     }
     usual = [r for r in rows if r.labels.get("default")]
     assert len(usual) == 2 * len(tiny.sizes_bytes) * len(tiny.shapes)
     cliffs = [r for r in rows if r.id.startswith("no cliff")]
     assert {(r.labels["page_bytes"], r.target) for r in cliffs} == {(48, 0.9)}
+
+
+def test_programs_are_counted_for_the_paths_that_take_the_cache(tiny: Plan) -> None:
+    """Both paths with each number of programs, where blocks are of 64 bytes or multiples; direct alone elsewhere."""
+    rows, failures = measured(tiny, "programs")
+    assert failures == []
+    taken = {(r.labels["kind"], r.labels["page_bytes"], r.labels["path"], r.labels["programs"]) for r in rows}
+    cases = [(48, "direct"), (64, "direct"), (64, "tma")]
+    assert taken == {(kind, *case, n) for kind in ("load", "store") for case in cases for n in tiny.program_counts}
+    assert all(r.unit == "x DMA" and r.value > 0 for r in rows)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_a_path_that_copies_wrongly_is_not_measured(tiny: Plan, broken: str, mon
     rows, failures = measured(tiny, "bandwidth")
     assert len(failures) == len(tiny.shapes)
     assert all("staged path is not measured" in f for f in failures)
-    assert {r.labels.get("path") for r in rows if r.unit == "GB/s"} == {"dma", "direct"}
+    assert {r.labels.get("path") for r in rows if r.unit == "GB/s"} == {"dma", "direct", "tma"}
 
 
 def test_a_wrong_default_leaves_no_row_for_it(tiny: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,9 @@ def measure(session: Session) -> Iterator[Row]:
 def _measure_shape(session: Session, shape: Shape, reached: _Ratios) -> Iterator[Row]:
     counts = {max(1, num_bytes // shape.block_bytes): num_bytes for num_bytes in session.plan.sizes_bytes}
     most = max(counts)
-    paths = ["direct", "staged"] + ["engine"] * (shape.page_bytes >= ENGINE_FROM_PAGE_BYTES)
     with Workbench(session.device, shape, most + max(1, most // 4)) as bench:
+        paths = ["direct", *bench.offered(["tma"]), "staged"]
+        paths += ["engine"] * (shape.page_bytes >= ENGINE_FROM_PAGE_BYTES)
         right = session.right_paths(bench, paths, most, f"bandwidth, pages of {size(shape.page_bytes)}")
         for count, num_bytes in counts.items():
             for kind in ("load", "store"):
