@@ -111,7 +111,7 @@ class PolicyFile:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the file as it is now cannot be used; `status()` says why, and waits for a load where this does not."""
+        """Whether the file as it is now cannot be used. Unlike `status()`, which says why, it never waits."""
         return self._error is not None
 
     def apply_to(self, scheduler: _TakesPolicy, applied: Policy | None = None) -> Policy:
