@@ -18,6 +18,8 @@ Job = TypeVar("Job", Load, Store)
 
 def as_jobs(kind: type[Job], given: Iterable[Job]) -> tuple[Job, ...]:
     """What was given, to go through more than once: a generator would be empty the second time."""
+    if type(given) is list or type(given) is tuple:  # what engines pass; asking for an Iterable takes a microsecond
+        return tuple(given)
     if isinstance(given, Load | Store) or not isinstance(given, Iterable):
         raise Refused(f"a sequence of {kind.__name__} is needed, not {given!r}")
     return tuple(given)

@@ -26,8 +26,10 @@ class _Places:
     """The last reader and the last writer in each queue, and the last of them all, of every slot or host block."""
 
     def __init__(self, count: int) -> None:
+        # Also row by row: indexing a row takes half of what indexing both dimensions at once does.
         self.reader = np.zeros((len(Queue), count), dtype=np.int64)
         self.writer = np.zeros((len(Queue), count), dtype=np.int64)
+        self.reader_of, self.writer_of = list(self.reader), list(self.writer)
         self.last = np.zeros(count, dtype=np.int64)
 
     def idle(self, at: Index, oldest: int) -> bool:
@@ -56,14 +58,14 @@ class Hazards:
 
     def note_load(self, number: int, queue: Queue, src_blocks: Index, dst_slots: Index) -> None:
         """Job `number` in `queue` reads these host blocks and writes these slots."""
-        self._blocks.reader[queue, src_blocks] = number
-        self._slots.writer[queue, dst_slots] = number
+        self._blocks.reader_of[queue][src_blocks] = number
+        self._slots.writer_of[queue][dst_slots] = number
         self._note(number, src_blocks, dst_slots)
 
     def note_store(self, number: int, queue: Queue, src_slots: Index, dst_blocks: Index) -> None:
         """Job `number` in `queue` reads these slots and writes these host blocks."""
-        self._slots.reader[queue, src_slots] = number
-        self._blocks.writer[queue, dst_blocks] = number
+        self._slots.reader_of[queue][src_slots] = number
+        self._blocks.writer_of[queue][dst_blocks] = number
         self._note(number, dst_blocks, src_slots)
 
     def _note(self, number: int, blocks: Index, slots: Index) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,8 @@ class Span:
     address: int  # of the same numbers, as kernels see them
 
 
-class Pairs(NamedTuple):
+@dataclass(slots=True)
+class Pairs:
     """What one launch copies: the block at `positions[i]` of the pool and the one in slot `slots[i]`, of one group."""
 
     group: int

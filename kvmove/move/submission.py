@@ -99,7 +99,8 @@ class Submission:
 
     def let_host_rest(self) -> None:
         """Say to the path that nothing in flight writes its host blocks."""
-        self.pairs = [p._replace(host_rests=True) for p in self.pairs]
+        for p in self.pairs:
+            p.host_rests = True
 
     def results(self, groups: Sequence[Group]) -> list[Result]:
         """How each of its jobs ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_path_that_copies_wrongly_is_not_measured(tiny: Plan, broken: str, mon
     right = getattr(StagedPath, broken)
 
     def one_block_short(self: Any, pairs: Any, programs: int, stream: Any) -> Any:
-        short = [p._replace(positions=p.positions[:-1], slots=p.slots[:-1]) for p in pairs]
+        short = [replace(p, positions=p.positions[:-1], slots=p.slots[:-1]) for p in pairs]
         return right(self, short, programs, stream)
 
     monkeypatch.setattr(StagedPath, broken, one_block_short)
