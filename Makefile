@@ -8,7 +8,7 @@ PY ?= .venv/bin/python
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs test-gpu bench-gpu clean
+.PHONY: help demo test lint format docs test-gpu memcheck bench-gpu clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,6 +34,12 @@ docs: $(READY) ## write what is generated: the language's reference, the TextMat
 
 test-gpu: $(READY) ## run the tests that need a CUDA device (a process of their own: they compile the kernels)
 	$(PY) -m pytest -q -m gpu
+
+# Without torch's caching every tensor is an allocation of its own, so that a write beside it is seen. Calls that fail are
+# tested on purpose, and not reported.
+memcheck: $(READY) ## run the GPU tests of kernels and movers under compute-sanitizer, which comes with the CUDA toolkit
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 \
+	  $(PY) -m pytest -q -m gpu tests/move
 
 bench-gpu: $(READY) ## measure on this GPU and write benchmarks/results/
 	$(PY) -m benchmarks.bench_decide
