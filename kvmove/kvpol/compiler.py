@@ -19,7 +19,7 @@ from kvmove.errors import InternalError
 from kvmove.kvpol import checked
 from kvmove.kvpol.checked import CheckedRule, Condition, LetHolds, Limit, Program
 from kvmove.kvpol.exact import Ratio
-from kvmove.kvpol.nodes import again, at_line, balanced, is_none, joined, load
+from kvmove.kvpol.nodes import again, at_line, balanced, is_none, joined, load, place
 from kvmove.kvpol.source import Source
 from kvmove.kvpol.units import TOKENS
 from kvmove.kvpol.usage import Usage, count_usage
@@ -35,23 +35,23 @@ _COMPARE: dict[str, type[ast.cmpop]] = {
 }  # fmt: skip
 
 
-def compile_program(program: Program, source: Source) -> Decide:
+def compile_program(program: Program, source: Source, usage: Usage | None = None) -> Decide:
     """The function `decide(hit, step)` of `program`.
 
     It reads the attributes of `kvmove.Hit` and `kvmove.StepState` and returns `(blocks << 8) | rule`. For a rule
     with `at most` it calls the hit, which knows what its leading blocks weigh. It has no globals, no builtins and
-    no state.
+    no state. `usage` is what `count_usage` gives for `program`, where it is known already.
     """
-    return _function(_Compiler(program, source).function(), source)
+    return _function(_Compiler(program, source, usage).function(), source)
 
 
-def compile_batch(program: Program, source: Source) -> DecideBatch:
+def compile_batch(program: Program, source: Source, usage: Usage | None = None) -> DecideBatch:
     """The function `decide_batch(hits, step, admit)` of `program`: `admit(hit, verdict)` for each hit, in order.
 
     Each verdict is that of `decide` for what `step` says when the hit's turn comes; so a hit sees what `admit` did
     about those before it. Only what an admission changes is read for every hit: `CHANGED_BY_ADMISSION`.
     """
-    return _function(_BatchCompiler(program, source).function(), source)
+    return _function(_BatchCompiler(program, source, usage).function(), source)
 
 
 # The attributes of a step that an admission may change while a batch is being decided.
@@ -94,9 +94,9 @@ class _Test:
 
 
 class _Compiler:
-    def __init__(self, program: Program, source: Source) -> None:
+    def __init__(self, program: Program, source: Source, usage: Usage | None) -> None:
         self.program, self.source = program, source
-        self.usage: Usage = count_usage(program)
+        self.usage: Usage = usage or count_usage(program)
         self.temporaries = Counter[str]()
 
     def function(self) -> ast.FunctionDef:
@@ -355,7 +355,9 @@ class _BatchCompiler(_Compiler):
                 )
                 state = state.with_local(name)
         # Locals of the hit before are still set, but no way through the rules counts on them.
-        loop = ast.For(ast.Name("hit", ast.Store()), load("hits"), self._rules(state), [])
+        loop = ast.For(ast.Name("hit", ast.Store()), load("hits"), [], [])
+        at_line(loop, 1)
+        loop.body = self._rules(state)  # each rule is on its own line
         return _definition("decide_batch", ["hits", "step", "admit"], [at_line(s, 1) for s in ahead] + [loop])
 
     def _decided(self, verdict: ast.expr) -> list[ast.stmt]:
@@ -363,13 +365,13 @@ class _BatchCompiler(_Compiler):
 
 
 def _definition(name: str, arguments: list[str], body: list[ast.stmt]) -> ast.FunctionDef:
-    function = ast.FunctionDef(
-        name, ast.arguments([], [ast.arg(a) for a in arguments], None, [], [], None, []), body, []
-    )
+    parameters = [ast.arg(a) for a in arguments]
+    function = ast.FunctionDef(name, ast.arguments([], parameters, None, [], [], None, []), body, [])
     if hasattr(function, "type_params"):
         function.type_params = []
-    function.lineno, function.col_offset = 1, 0
-    return ast.fix_missing_locations(function)
+    for node in (function, *parameters):
+        place(node, 1)
+    return function
 
 
 _NOTHING: ast.expr = ast.Constant(True)  # the node of a test with nothing to test

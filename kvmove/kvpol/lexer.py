@@ -67,7 +67,8 @@ def _tokens_of(source: Source, findings: Findings) -> Iterator[Token]:
     base = stray = 0
     while base < len(source.text):
         try:
-            for t in grammar().lex(source.text[base:]):
+            # Not `Lark.lex`, which builds a new lexer at each call: that takes longer than checking a policy.
+            for t in grammar().parse_interactive(source.text[base:]).lexer_thread.lex(None):
                 start = base + (t.start_pos or 0)
                 yield Token(t.type, str(t), Span(start, start + len(t)))
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
+from typing import Any
 
 
 def load(name: str) -> ast.expr:
@@ -35,8 +37,29 @@ def balanced(operator: ast.operator, nodes: list[ast.expr]) -> ast.expr:
 
 def at_line(statement: ast.stmt, line: int) -> ast.stmt:
     """`statement` with every node on `line`."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.stmt | ast.expr):
-            node.lineno = node.end_lineno = line
-            node.col_offset = node.end_col_offset = 0
+    # `ast.walk` and `ast.fix_missing_locations` do this too, in as much time as all the other passes take.
+    waiting: list[ast.AST] = [statement]
+    while waiting:
+        node = place(waiting.pop(), line)
+        for name in _inside(type(node)):
+            inner = getattr(node, name)
+            if isinstance(inner, list):
+                waiting += inner
+            elif inner is not None:
+                waiting.append(inner)
     return statement
+
+
+def place(node: ast.AST, line: int) -> ast.AST:
+    """`node` on `line`, but not what is inside it."""
+    here: Any = node
+    here.lineno = here.end_lineno = line
+    here.col_offset = here.end_col_offset = 0
+    return node
+
+
+@cache
+def _inside(kind: type[ast.AST]) -> tuple[str, ...]:
+    """The fields of a node that hold nodes with a place."""
+    without_place = ("id", "attr", "ctx", "op", "ops", "type_comment")
+    return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in without_place)

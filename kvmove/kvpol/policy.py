@@ -79,6 +79,7 @@ class Policy:
 
     def __init__(self, analysis: Analysis, overrides: Overrides, default_name: str) -> None:
         from kvmove.kvpol.compiler import compile_batch, compile_program
+        from kvmove.kvpol.usage import count_usage
 
         program = analysis.usable()
         source = analysis.source
@@ -90,8 +91,9 @@ class Policy:
         self.rules = _rules(program, source)
         self.warnings = tuple(f for f in analysis.findings if not f.is_error)
         self.hash = _hash(self.text, self.params)
-        self.decide = compile_program(program, source)
-        self.decide_batch = compile_batch(program, source)
+        usage = count_usage(program)
+        self.decide = compile_program(program, source, usage)
+        self.decide_batch = compile_batch(program, source, usage)
         self._origin = (source.name, dict(overrides), default_name)
 
     @classmethod

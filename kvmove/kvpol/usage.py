@@ -33,6 +33,8 @@ class Usage:
 
     def hoisted_for(self, rule: CheckedRule) -> list[LetPart]:
         """The hoisted lets that a rule's condition and limit need, those that others build on first."""
+        if not self.hoisted:
+            return []
         found: set[LetPart] = set()
         waiting = [part for node in _nodes(rule) for part in _parts(node)]
         seen: set[LetPart] = set()
