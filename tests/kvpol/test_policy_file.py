@@ -1,40 +1,28 @@
-"""A policy that follows its file: what replaces it, what does not, and that no step sees two policies."""
+"""A policy that is loaded from a file again: what takes the place of what, and that no step sees two policies."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kvmove import Hit, Policy, PolicyError, PolicyFile, Refused, StepScheduler
-from kvmove.kvpol.sighup import reload_on_sighup
+from kvmove.kvpol import admission
+from kvmove.kvpol.admission import Demands
 
 GOOD, OTHER = "sync if bytes <= budget_remaining\nasync\n", "async\n"
 BAD = "sync if bites <= budget_remaining\n"
+FALSE_ASSERT = "sync if bytes <= 2MiB\nasync\nassert sync implies bytes <= 1MiB\n"
+DEAD_RULE = "sync if bytes <= 2MiB\nsync if bytes <= 1MiB\nasync\n"
+BEYOND_BUDGET = "sync if bytes <= 2MiB\nasync\n"
 
 
 def hit(request: str) -> Hit:
     return Hit(request=request, bytes=1, tokens=1, blocks=1, prompt_tokens=2, cached_tokens=0, compute_tokens=1)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.005)
-
-
-def replace(path: Path, text: str) -> None:
-    new = path.with_name("new")
-    new.write_text(text)
-    os.replace(new, path)
 
 
 @pytest.fixture
@@ -52,18 +40,19 @@ def test_reload_swaps_a_good_file_and_keeps_the_last_good_one_of_a_bad(path: Pat
     path.write_text(OTHER)
     assert file.reload()
     good = file.status()
-    assert (good.reloads, good.last_error, good.watching) == (1, None, False)
+    assert (good.reloads, good.refusals, good.last_error, good.watching) == (1, 0, None, False)
     assert good.hash == file.current.hash != first.hash
     path.write_text(BAD)
     assert not file.reload()
     bad = file.status()
-    assert bad.hash == good.hash
+    assert (bad.hash, bad.loaded_at, bad.reloads, bad.refusals) == (good.hash, good.loaded_at, 1, 1)
     assert bad.last_error is not None
     assert "bites" in bad.last_error
     assert bad.last_error_at is not None
+    assert file.is_broken
     path.write_text(OTHER)
     assert not file.reload()
-    assert file.status().last_error is None
+    assert (file.status().last_error, file.status().refusals, file.is_broken) == (None, 1, False)
 
 
 @pytest.mark.parametrize("data", [b"\0\1\2", b"\xff\xfe", b"# " + b"x" * (65 << 10), None])
@@ -73,6 +62,7 @@ def test_what_is_no_policy_keeps_the_last_good_one(path: Path, data: bytes | Non
     before = file.current
     path.unlink()
     assert not file.reload()
+    assert "no such file" in str(file.status().last_error)
     if data is None:
         path.mkdir()
     else:
@@ -82,11 +72,51 @@ def test_what_is_no_policy_keeps_the_last_good_one(path: Path, data: bytes | Non
     assert file.status().last_error
 
 
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "# sync if bytes <= budget_remaining\n", 'policy "x"\nparam p: bytes = 1B\n']
+)
+def test_a_file_without_a_rule_keeps_the_last_good_one(path: Path, text: str) -> None:
+    """Empty, or only comments and definitions: `Policy.parse` takes it, and here it is a file that was emptied."""
+    file = PolicyFile(path, watch=False)
+    before = file.current
+    path.write_text(text)
+    assert not file.reload()
+    assert file.current is before
+    assert "no rule" in str(file.status().last_error)
+    with pytest.raises(PolicyError, match="write `async`"):
+        PolicyFile(path, watch=False)
+
+
+@pytest.mark.parametrize("cut", range(1, len(GOOD)))
+def test_a_file_that_was_cut_within_a_line_keeps_the_last_good_one(path: Path, cut: int) -> None:
+    """Whether or not what is left is a policy by itself."""
+    file = PolicyFile(path, watch=False)
+    before = file.current
+    path.write_text(GOOD[:cut])
+    file.reload()
+    is_whole_line = GOOD[:cut].endswith("\n")
+    assert (file.current is before) is not is_whole_line
+    assert (file.status().last_error is None) is is_whole_line
+
+
+def test_a_last_line_without_an_end_is_taken_where_it_was_so_before(path: Path) -> None:
+    """Some write their files so."""
+    path.write_text(GOOD.removesuffix("\n"))
+    file = PolicyFile(path, watch=False)
+    path.write_text(OTHER.removesuffix("\n"))
+    assert file.reload()
+
+
 def test_a_bad_file_at_the_start_raises(path: Path) -> None:
     """There is no earlier policy to keep."""
     path.write_text(BAD)
     with pytest.raises(PolicyError, match="bites"):
         PolicyFile(path)
+    path.unlink()
+    with pytest.raises(PolicyError, match="no such file"):
+        PolicyFile(path)
+    with pytest.raises(PolicyError, match="is no path"):
+        PolicyFile("a\0b", watch=False)
 
 
 def test_strict_refuses_what_strict_checking_fails_on(path: Path) -> None:
@@ -97,104 +127,127 @@ def test_strict_refuses_what_strict_checking_fails_on(path: Path) -> None:
         PolicyFile(path, watch=False, check_strict=True)
 
 
+@pytest.mark.parametrize(("text", "code"), [(FALSE_ASSERT, "KV401"), (DEAD_RULE, "KV402")])
+def test_prove_refuses_what_is_not_so(path: Path, text: str, code: str) -> None:
+    """A false assert and a rule that can never decide; notes alone are no reason, and without `prove` both are used."""
+    pytest.importorskip("z3")
+    file = PolicyFile(path, watch=False, prove=True)
+    path.write_text(BEYOND_BUDGET)
+    assert file.reload()
+    before = file.current
+    path.write_text(text)
+    assert not file.reload()
+    assert file.current is before
+    assert code in str(file.status().last_error)
+    assert "KV404" not in str(file.status().last_error)
+    with pytest.raises(PolicyError, match=code):
+        PolicyFile(path, watch=False, prove=True)
+    PolicyFile(path, watch=False)
+
+
+def test_prove_refuses_what_stays_unknown(path: Path) -> None:
+    """Whether a sum of two cubes is a cube took people three centuries; a policy that asks is not used."""
+    pytest.importorskip("z3")
+    file = PolicyFile(path, watch=False, prove=True, prove_timeout_s=0.2)
+    cubes = " + ".join(f"{name} * {name} * {name}" for name in ("blocks", "running"))
+    path.write_text(f"sync if running > 0 and waiting > 0 and {cubes} == waiting * waiting * waiting\nasync\n")
+    assert not file.reload()
+    assert "KV405" in str(file.status().last_error)
+
+
+def test_prove_proves_with_the_operators_values(path: Path) -> None:
+    """An assert can hold for the file's value of a param and not for the operator's."""
+    pytest.importorskip("z3")
+    path.write_text("param small: bytes = 1MiB\nsync if bytes <= small\nasync\nassert sync implies bytes <= 1MiB\n")
+    PolicyFile(path, watch=False, prove=True)
+    with pytest.raises(PolicyError, match="KV401"):
+        PolicyFile(path, {"small": "2MiB"}, watch=False, prove=True)
+
+
+def test_without_z3_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is loaded."""
+    monkeypatch.setattr(admission, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"kvmove\[prove\]"):
+        PolicyFile(path, watch=False, prove=True)
+    PolicyFile(path, watch=False)
+
+
 def test_params_hold_for_every_version(path: Path) -> None:
-    """An operator's value outlives the file's edits."""
+    """An operator's value outlives the file's edits, and a version that it does not fit is refused."""
     file = PolicyFile(path, {"budget": "3MiB"}, watch=False)
     path.write_text(OTHER)
     assert file.reload()
     assert file.current.budget_bytes == 3 << 20
+    path.write_text("param small: bytes = 1MiB\nsync if bytes <= small\nasync\n")
+    file = PolicyFile(path, {"small": "3MiB"}, watch=False)
+    path.write_text(GOOD)
+    assert not file.reload()
+    assert "no param `small`" in str(file.status().last_error)
 
 
-def test_watching_follows_editors_deletion_and_links(tmp_path: Path, path: Path) -> None:
-    """Rewritten in place, replaced by renaming, deleted and made again, bad in between; no thread is left."""
-    threads = threading.active_count()
-    with PolicyFile(path, debounce_ms=20) as file:
-        assert file.status().watching
-        first = file.current.hash
-        path.write_text(OTHER)
-        eventually(lambda: file.current.hash != first)
-        replace(path, GOOD)
-        eventually(lambda: file.current.hash == first)
-        path.unlink()
-        eventually(lambda: file.status().last_error is not None)
-        path.write_text(OTHER)
-        eventually(lambda: file.current.hash != first)
-        assert file.status().last_error is None
-    assert not file.status().watching
-    assert threading.active_count() == threads
+def test_a_bug_of_ours_keeps_the_last_good_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in the log with its traceback, and in `status`."""
+    file = PolicyFile(path, watch=False)
+    before = file.current
+
+    def fail(*args: object) -> Policy:
+        raise ZeroDivisionError("planted")
+
+    path.write_text(OTHER)
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(Demands, "policy_of", fail)
+        assert not file.reload()
+    assert file.current is before
+    assert "planted" in str(file.status().last_error)
+    assert "report it" in caplog.text
+    assert file.reload()
 
 
-def test_watching_follows_the_links_of_a_config_map(tmp_path: Path) -> None:
-    """`live.kvpol -> ..data/live.kvpol`, and `..data` is swapped from one folder to the next."""
-    for name, text in (("..1", GOOD), ("..2", OTHER)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "live.kvpol").write_text(text)
-    (tmp_path / "..data").symlink_to("..1")
-    path = tmp_path / "live.kvpol"
-    path.symlink_to("..data/live.kvpol")
-    with PolicyFile(path, debounce_ms=20) as file:
-        first = file.current.hash
-        (tmp_path / "..tmp").symlink_to("..2")
-        os.replace(tmp_path / "..tmp", tmp_path / "..data")
-        eventually(lambda: file.current.hash != first)
+def test_one_mistake_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is read; another one is logged again."""
+    file = PolicyFile(path, watch=False)
+    with caplog.at_level(logging.ERROR):
+        for text in (BAD, BAD, "sync if bytes <= 1ms\n"):
+            path.write_text(text)
+            file.reload()
+    assert len(caplog.records) == 2
+    assert file.status().refusals == 3
 
 
-def test_a_half_written_file_is_not_reported(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Parts that follow each other within the debounce are read as one."""
-    with caplog.at_level(logging.ERROR), PolicyFile(path, debounce_ms=400) as file:
-        first = file.current.hash
-        with path.open("w") as f:
-            for part in ("recompute if byt", "es > 1MiB and (tok", "ens > 3tok)\nasync\n"):
-                f.write(part)
-                f.flush()
-                time.sleep(0.02)
-        eventually(lambda: file.current.hash != first)
-    assert caplog.records == []
+@pytest.mark.parametrize("wrong", [{"debounce_ms": 0}, {"debounce_ms": 1.5}, {"prove_timeout_s": 0.0}])
+def test_arguments_out_of_range_are_refused(path: Path, wrong: dict[str, float]) -> None:
+    """The message names the value."""
+    with pytest.raises(Refused, match=str(next(iter(wrong.values())))):
+        PolicyFile(path, watch=False, **wrong)  # type: ignore[arg-type]
 
 
-def test_sighup_reloads_and_calls_the_handler_before(path: Path) -> None:
-    """And the function that it returned puts that handler back."""
-    called: list[int] = []
-    old = signal.signal(signal.SIGHUP, lambda number, frame: called.append(number))
-    try:
-        file = PolicyFile(path, watch=False)
-        first = file.current.hash
-        restore = reload_on_sighup(file)
-        path.write_text(OTHER)
-        os.kill(os.getpid(), signal.SIGHUP)
-        eventually(lambda: file.current.hash != first)
-        assert called == [signal.SIGHUP]
-        restore()
-        path.write_text(GOOD)
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert len(called) == 2
-        assert file.current.hash != first
-    finally:
-        signal.signal(signal.SIGHUP, old)
+def test_status_and_the_policy_do_not_wait_for_a_load(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof may take seconds; the engine asks meanwhile, and so do a second poll and a metrics thread."""
+    file = PolicyFile(path, watch=False)
+    first = file.current
+    is_loading, may_end = threading.Event(), threading.Event()
+    policy_of = Demands.policy_of
 
+    def slow(*args: object) -> Policy:
+        is_loading.set()
+        assert may_end.wait(10)
+        return policy_of(*args)  # type: ignore[arg-type]
 
-def test_sighup_is_refused_on_another_thread(path: Path) -> None:
-    """Python lets only the main one set handlers."""
-    caught: list[Exception] = []
-
-    def ask() -> None:
-        try:
-            reload_on_sighup()
-        except Refused as e:
-            caught.append(e)
-
-    thread = threading.Thread(target=ask)
+    monkeypatch.setattr(Demands, "policy_of", slow)
+    path.write_text(OTHER)
+    thread = threading.Thread(target=file.reload)
     thread.start()
+    assert is_loading.wait(10)
+    scheduler = StepScheduler(first)
+    assert file.apply_to(scheduler, first) is file.current is first
+    assert file.status().hash == first.hash
+    assert not file.is_broken
+    assert not file.poll()
+    may_end.set()
     thread.join()
-    assert "main" in str(caught[0])
-
-
-def test_without_watchfiles_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading by hand still works."""
-    monkeypatch.setitem(sys.modules, "watchfiles", None)
-    with pytest.raises(Refused, match=r"kvmove\[watch\]"):
-        PolicyFile(path)
-    assert not PolicyFile(path, watch=False).reload()
+    assert file.status().reloads == 1
 
 
 @pytest.fixture
@@ -210,8 +263,8 @@ def frequent_switches() -> Iterator[None]:
 def test_a_storm_of_reloads_never_mixes_two_policies_in_a_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 swaps on one thread while another makes 100,000 decisions; each text is parsed only once, for time."""
     texts = [GOOD, OTHER]
-    parsed = {text: Policy.parse(text) for text in texts}
-    monkeypatch.setattr(Policy, "load", lambda path, params: parsed[path.read_text()])
+    parsed = {text.encode(): Policy.parse(text) for text in texts}
+    monkeypatch.setattr(Demands, "policy_of", lambda self, path, version, before: parsed[version.data])
     file = PolicyFile(path, watch=False)
     done = threading.Event()
     swaps = 0
