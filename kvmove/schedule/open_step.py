@@ -11,6 +11,7 @@ from kvmove.schedule.policy import BoundPolicy
 
 if TYPE_CHECKING:
     from kvmove.schedule.shadow import ShadowStep
+    from kvmove.schedule.why_not import Explanation
 
 LANE_OF = {Action.SYNC: Lane.EXPEDITED, Action.ASYNC: Lane.BULK}
 
@@ -20,13 +21,15 @@ class OpenStep:
 
     Every request has at most one decision. A sync decision holds a reservation in the ledger for as long as it
     is here. `loads` has the admitted ones, in the order of admission, `confirmed` the requests whose loads the caller
-    makes. `shadow` is the side of the shadow policy.
+    makes. `shadow` is the side of the shadow policy. `explained` says of some decisions why the rules before theirs did
+    not match.
     """
 
     __slots__ = (
         "bound",
         "confirmed",
         "decisions",
+        "explained",
         "ledger",
         "loads",
         "number",
@@ -42,6 +45,7 @@ class OpenStep:
         self.shadow = shadow
         self.policy_failed = False
         self.decisions: dict[str, Decision] = {}
+        self.explained: dict[str, Explanation] = {}
         self.loads: dict[str, Load] = {}
         self.confirmed: set[str] = set()
         self.stores: list[Store] = []
@@ -57,6 +61,7 @@ class OpenStep:
         decision = self.decisions.pop(request, None)
         if decision is not None:
             self.loads.pop(request, None)
+            self.explained.pop(request, None)
             self.confirmed.discard(request)
             if decision.action is Action.SYNC:
                 self.ledger.refund(decision.bytes)

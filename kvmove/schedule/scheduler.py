@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvmove import schema
 from kvmove.errors import InternalError, Refused
 from kvmove.records import Decision, Hit, Lane, Load, StepPlan, StepState, Store
 from kvmove.schedule.guard_rails import decision_after_guard_rails, decision_without_policy
 from kvmove.schedule.ledger import Ledger
 from kvmove.schedule.open_step import LANE_OF, OpenStep
-from kvmove.schedule.policy import BoundPolicy, HitPolicy, checked_budget
-from kvmove.schedule.shadow import ShadowCounters, ShadowStep
+from kvmove.schedule.policy import HitPolicy
 from kvmove.schedule.statistics import Counters, Statistics
+from kvmove.schedule.upcoming import PolicySource, Upcoming
 from kvmove.schedule.why_not import WhyNot
 
 if TYPE_CHECKING:
@@ -44,12 +42,13 @@ class StepScheduler:
     `Hit.deferrals` counts the steps that deferred the request; the jobs of an aborted step are not submitted.
 
     Args:
-        policy: anything with the shape of `HitPolicy`, such as a `kvmove.Policy`.
+        policy: anything with the shape of `HitPolicy`, such as a `kvmove.Policy`; or a source of one, such as a
+            `kvmove.PolicyFile`, whose `current` is read once a step, when the step begins.
         budget_bytes: bytes per GPU that a step may load inside itself; 0 turns sync off. None: what the policy
             says, and where it says nothing, `schema.DEFAULT_BUDGET_BYTES`.
         max_deferrals: how often a request may be deferred; 0 turns deferral off.
-        shadow: a policy that decides about the same hits beside the live one, with a ledger of its own, and changes
-            nothing. What it would have done is in `statistics().shadow`.
+        shadow: a policy, or a source of one, that decides about the same hits beside the live one, with a ledger of
+            its own, and changes nothing. What it would have done is in `statistics().shadow`.
         explain_every: explain every so many decisions in `statistics().why_not`; 1 explains all, 0 none. Explaining
             takes hundreds of times as long as deciding.
 
@@ -59,11 +58,11 @@ class StepScheduler:
 
     def __init__(
         self,
-        policy: HitPolicy,
+        policy: HitPolicy | PolicySource,
         *,
         budget_bytes: int | None = None,
         max_deferrals: int = 16,
-        shadow: HitPolicy | None = None,
+        shadow: HitPolicy | PolicySource | None = None,
         explain_every: int = 0,
     ) -> None:
         if type(explain_every) is not int or explain_every < 0:
@@ -71,33 +70,33 @@ class StepScheduler:
         if type(max_deferrals) is not int or max_deferrals < 0:
             raise Refused(f"max_deferrals is {max_deferrals!r}; an int of at least 0 is needed (0 turns deferral off)")
         self._max_deferrals = max_deferrals
-        self._next_bound = BoundPolicy(policy)
-        self._next_budget_bytes = checked_budget(budget_bytes, "budget_bytes")
+        self._upcoming = Upcoming(policy, budget_bytes)
+        self._upcoming.set_shadow(shadow)
         self._step: OpenStep | None = None
         self._steps_begun = 0
         self._next_job = 0
         self._counters = Counters()
         self._why_not = WhyNot(explain_every) if explain_every else None
-        self._next_shadow: BoundPolicy | None = None
-        self._shadow_counters: ShadowCounters | None = None
-        self.set_shadow(shadow)
 
-    def set_policy(self, policy: HitPolicy) -> None:
+    def set_policy(self, policy: HitPolicy | PolicySource) -> None:
         """Use another policy from the next `begin_step` on; a step under way keeps the one it began with.
 
+        A source that was followed so far is not followed any more.
+
         Raises:
             Refused: the policy has no usable rules or a budget out of range; the present one stays.
         """
-        self._next_bound = BoundPolicy(policy)
+        self._upcoming.set_policy(policy)
 
-    def set_shadow(self, policy: HitPolicy | None) -> None:
+    def set_shadow(self, policy: HitPolicy | PolicySource | None) -> None:
         """Try another policy out from the next `begin_step` on, with counters at zero; None: none any more.
 
+        The counters of a source's shadow begin at zero with each policy that it has.
+
         Raises:
             Refused: the policy has no usable rules or a budget out of range; the present one stays.
         """
-        self._next_shadow = None if policy is None else BoundPolicy(policy)
-        self._shadow_counters = None if policy is None else ShadowCounters(policy.hash)
+        self._upcoming.set_shadow(policy)
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Use another budget from the next `begin_step` on; None returns to the policy's.
@@ -105,7 +104,7 @@ class StepScheduler:
         Raises:
             Refused: the budget is out of range; the present one stays.
         """
-        self._next_budget_bytes = checked_budget(budget_bytes, "budget_bytes")
+        self._upcoming.set_budget(budget_bytes)
 
     def begin_step(
         self,
@@ -124,7 +123,8 @@ class StepScheduler:
         Raises:
             RecordError: a value is out of the schema's range; a step that was under way goes on.
         """
-        budget_bytes = self._effective_budget_bytes(self._next_bound)
+        bound = self._upcoming.bound()
+        budget_bytes = self._upcoming.budget_bytes(bound)
         state = StepState(
             budget_bytes=budget_bytes,
             budget_remaining_bytes=budget_bytes,
@@ -139,9 +139,10 @@ class StepScheduler:
         )
         if self._step is not None:
             self._counters.aborted_steps += 1
-        self._step = OpenStep(self._steps_begun, self._next_bound, Ledger(state), self._shadow_step(state))
+        shadow = self._upcoming.shadow_step(state, self._max_deferrals)
+        self._step = OpenStep(self._steps_begun, bound, Ledger(state), shadow)
         self._steps_begun += 1
-        self._counters.add_policy(self._next_bound.hash, len(self._next_bound.actions))
+        self._counters.add_policy(bound.hash, len(bound.actions))
         return state
 
     def decide(self, hit: Hit) -> Decision:
@@ -156,9 +157,13 @@ class StepScheduler:
         step = self._require_step("decide")
         _require_unadmitted(step, hit)
         step.drop(hit.request)
+        explained = None
         if self._why_not is not None and not step.policy_failed:
-            self._why_not.saw(hit, step.ledger, step.bound)
-        return self._take(step, hit, self._verdict(step, hit))
+            explained = self._why_not.explained(hit, step.ledger, step.bound)
+        decision = self._take(step, hit, self._verdict(step, hit))
+        if explained is not None and decision.rule is not None:
+            step.explained[hit.request] = explained
+        return decision
 
     def decide_batch(self, hits: Sequence[Hit]) -> list[Decision]:
         """Decide what each of these hits does in this step: the same as `decide` for one after the other, in less time.
@@ -280,6 +285,8 @@ class StepScheduler:
         self._counters.add_plan(plan)
         if step.shadow is not None:
             step.shadow.end(plan.decisions)
+        if self._why_not is not None:
+            self._why_not.add_step(step.bound, step.explained.values())
         return plan
 
     def abort_step(self) -> None:
@@ -296,9 +303,8 @@ class StepScheduler:
 
     def statistics(self) -> Statistics:
         """Return what happened since the scheduler was made."""
-        shadow = None if self._shadow_counters is None else self._shadow_counters.snapshot()
         why_not = () if self._why_not is None else self._why_not.snapshot()
-        return self._counters.snapshot(self._next_job, shadow, why_not)
+        return self._counters.snapshot(self._next_job, self._upcoming.shadow_statistics(), why_not)
 
     def check_integrity(self) -> None:
         """Raise `InternalError` where an invariant of the open step is broken; for tests and debugging."""
@@ -309,20 +315,6 @@ class StepScheduler:
         for job in step.jobs():
             if job >= self._next_job:
                 raise InternalError(f"job {job} is in step {step.number}, but the next job id is {self._next_job}")
-
-    def _effective_budget_bytes(self, bound: BoundPolicy) -> int:
-        for budget_bytes in (self._next_budget_bytes, bound.budget_bytes):
-            if budget_bytes is not None:
-                return budget_bytes
-        return schema.DEFAULT_BUDGET_BYTES
-
-    def _shadow_step(self, state: StepState) -> ShadowStep | None:
-        """Return the shadow's side of a step, with the budget that it would have if it were the live policy."""
-        if self._next_shadow is None or self._shadow_counters is None:
-            return None
-        budget_bytes = self._effective_budget_bytes(self._next_shadow)
-        own_state = replace(state, budget_bytes=budget_bytes, budget_remaining_bytes=budget_bytes)
-        return ShadowStep(self._next_shadow, own_state, self._max_deferrals, self._shadow_counters)
 
     def _verdict(self, step: OpenStep, hit: Hit) -> int | None:
         """Return the policy's verdict about this hit, or None when the policy failed in this step."""

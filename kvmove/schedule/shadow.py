@@ -22,6 +22,21 @@ class ShadowStatistics:
     sync_bytes: int  # what the shadow would have loaded inside the steps
     live_sync_bytes: int  # what the live policy loaded inside them, of these decisions
     failures: int  # steps in which the shadow raised or gave an invalid verdict; it sat out the rest of each
+    rules: tuple[int, ...]  # how often each rule of the shadow decided, of these decisions
+    resized: Mapping[Action, int]  # with the same action, but another number of blocks: only one of them cut the hit
+
+    @property
+    def disagreements(self) -> dict[tuple[Action, Action], int]:
+        """How often what was done and what the shadow would have done differed, for each (live, shadow) that did.
+
+        A pair of one action twice is a load of another number of blocks.
+        """
+        pairs = {
+            (live, other): self.resized[live] if live is other else count
+            for live, row in self.actions.items()
+            for other, count in row.items()
+        }
+        return {pair: count for pair, count in pairs.items() if count}
 
 
 class ShadowStep:
@@ -71,12 +86,14 @@ class ShadowStep:
 class ShadowCounters:
     """The live counters behind `ShadowStatistics`."""
 
-    __slots__ = ("_actions", "_agreed", "_failures", "_hash", "_live_sync_bytes", "_sync_bytes")
+    __slots__ = ("_actions", "_failures", "_hash", "_live_sync_bytes", "_resized", "_rules", "_sync_bytes")
 
-    def __init__(self, policy_hash: str) -> None:
-        self._hash = policy_hash
-        self._agreed = self._failures = self._sync_bytes = self._live_sync_bytes = 0
+    def __init__(self, bound: BoundPolicy) -> None:
+        self._hash = bound.hash
+        self._failures = self._sync_bytes = self._live_sync_bytes = 0
         self._actions = {live: dict.fromkeys(Action, 0) for live in Action}
+        self._resized = dict.fromkeys(Action, 0)
+        self._rules = [0] * len(bound.actions)
 
     def add_step(self, shadow: ShadowStep, decisions: tuple[Decision, ...]) -> None:
         """Count a step that ended with these decisions of the live policy."""
@@ -86,18 +103,24 @@ class ShadowCounters:
             if other is None:
                 continue
             self._actions[live.action][other.action] += 1
-            self._agreed += live.action is other.action and live.blocks == other.blocks
+            self._resized[live.action] += live.action is other.action and live.blocks != other.blocks
+            if other.rule is not None:  # it never is None: a shadow that fails has no decision
+                self._rules[other.rule] += 1
             self._sync_bytes += other.bytes if other.action is Action.SYNC else 0
             self._live_sync_bytes += live.bytes if live.action is Action.SYNC else 0
 
     def snapshot(self) -> ShadowStatistics:
         """Return the counters as a record that later steps do not change."""
+        decisions = sum(sum(row.values()) for row in self._actions.values())
+        alike = sum(self._actions[action][action] for action in Action)
         return ShadowStatistics(
             policy_hash=self._hash,
-            decisions=sum(sum(row.values()) for row in self._actions.values()),
-            agreed=self._agreed,
+            decisions=decisions,
+            agreed=alike - sum(self._resized.values()),
             actions={live: dict(row) for live, row in self._actions.items()},
             sync_bytes=self._sync_bytes,
             live_sync_bytes=self._live_sync_bytes,
             failures=self._failures,
+            rules=tuple(self._rules),
+            resized=dict(self._resized),
         )

@@ -13,6 +13,19 @@ from kvmove.schedule.why_not import RuleExplained
 MAX_POLICIES_COUNTED = 8
 
 
+@dataclass(frozen=True, slots=True)
+class RuleCounts:
+    """How often one rule was asked, and what came of it."""
+
+    decided: int  # its condition held, and no earlier rule's did
+    passed_over: int  # it was asked and did not match, so that a later rule decided
+
+    @property
+    def reached(self) -> int:
+        """How often it was asked."""
+        return self.decided + self.passed_over
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """A snapshot of a scheduler's counters since it was made.
@@ -40,6 +53,15 @@ class Statistics:
     def budget_used_bytes(self) -> int:
         """Bytes of the offered budgets that sync loads took."""
         return self.admitted_bytes[Lane.EXPEDITED]
+
+    def rule_counts(self, policy_hash: str) -> tuple[RuleCounts, ...]:
+        """Return what became of each rule of a policy, in order; nothing where it is not counted, or not any more.
+
+        The first rule that matches decides, so a rule was passed over as often as a later one decided. That is why
+        counting it costs a decision nothing, and `why_not`, which knows the reasons, a lot.
+        """
+        decided = self.rules.get(policy_hash, ())
+        return tuple(RuleCounts(count, sum(decided[index + 1 :])) for index, count in enumerate(decided))
 
 
 class Counters:
