@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from itertools import takewhile
+from operator import eq
 
 from kvmove.errors import InternalError
 
@@ -14,6 +16,10 @@ STORING = 1  # granted to a store that has not ended: not served
 READY = 2  # served; pinned by any number of loads, or a candidate for eviction
 LEAVING_STORE = 3  # discarded while being stored: freed when the store ends, however it ends
 LEAVING_LOADS = 4  # discarded while pinned: freed when the last load that holds it ends
+
+
+_READY_BYTE = bytes((READY,))
+_FIRST_COMPARED = 8  # keys at first, then four times as many each time: few where a run is short
 
 
 class BlockTable:
@@ -70,6 +76,47 @@ class BlockTable:
         """Return the state of the key's block; FREE where the key has none."""
         block = self.index.get(key)
         return FREE if block is None else self.states[block]
+
+    def ready_runs(self, keys: Sequence[Hashable]) -> list[tuple[int, int]]:
+        """The blocks of the leading keys that are ready, as runs of neighbours: (first block, how many).
+
+        A prefix that was stored at once lies in neighbouring blocks, mostly. So one key is looked for in the index,
+        and those after it are compared with what the next blocks hold, many at a time and without hashing: in a
+        large tier, an index entry for each key would be a cache miss for each.
+        """
+        index, states = self.index, self.states
+        wanted = keys if type(keys) is list else list(keys)
+        runs: list[tuple[int, int]] = []
+        found = 0
+        while found < len(wanted):
+            block = index.get(wanted[found])
+            if block is None or states[block] != READY:
+                break
+            if not found and self._holds_all(block, wanted):
+                return [(block, len(wanted))]
+            length = 1 + self._neighbours(block + 1, wanted, found + 1)
+            runs.append((block, length))
+            found += length
+        return runs
+
+    def _holds_all(self, block: int, keys: list[Hashable]) -> bool:
+        """Whether all these keys are ready in the blocks from this one on: the usual case, and the quickest to find."""
+        end = block + len(keys)
+        return self.keys[block:end] == keys and not self.states[block:end].strip(_READY_BYTE)
+
+    def _neighbours(self, block: int, keys: list[Hashable], first: int) -> int:
+        """How many of `keys[first:]` are ready in the blocks from `block` on, one after the other."""
+        width, found = _FIRST_COMPARED, 0
+        while True:
+            wanted = keys[first + found : first + found + width]
+            held = self.keys[block + found : block + found + width]
+            if not wanted or held != wanted:
+                break
+            found += len(wanted)
+            width *= 4
+        found += len(list(takewhile(bool, map(eq, held, wanted))))
+        states = self.states[block : block + found]
+        return found - len(states.lstrip(_READY_BYTE))
 
     def pin(self, block: int) -> bool:
         """Pin a block once more, and return whether it was not pinned before."""

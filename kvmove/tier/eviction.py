@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Protocol
+
+from kvmove.tier.rings import BlockRings
+from kvmove.tier.s3fifo import S3Fifo
 
 
 class EvictionPolicy(Protocol):
@@ -13,7 +15,7 @@ class EvictionPolicy(Protocol):
     The tier says what happens to a block, in these pairs: `insert` when it becomes ready, and `evict` or
     `discard` when its contents go; `hold` when a first load pins it, and `release` when the last one ends.
     Between `hold` and `release` a block is no candidate. When its contents are dropped while it is held, it is not
-    released: the next call for it is an `insert`. Every call but `evict` is to be O(1).
+    released: the next call for it is an `insert`, or none. Every call but `evict` is to be O(1).
     """
 
     def __len__(self) -> int:
@@ -45,71 +47,46 @@ class EvictionPolicy(Protocol):
 
 
 class LeastRecentlyUsed:
-    """Evicts the candidate that was used least recently.
+    """Evicts the candidate that was used least recently."""
 
-    The order is a doubly linked ring through two arrays indexed by block: eight bytes a block, where an ordered
-    dict would take more than a hundred. The ring's anchor has the index `num_blocks`; following `_newer` from
-    it goes from the least to the most recently used block. The links of a block outside the ring mean nothing.
-    """
-
-    __slots__ = ("_anchor", "_newer", "_num_candidates", "_older")
+    __slots__ = ("_order",)
 
     def __init__(self, num_blocks: int) -> None:
-        self._anchor = num_blocks
-        self._newer = array("I", range(num_blocks + 1))
-        self._older = array("I", range(num_blocks + 1))
-        self._num_candidates = 0
+        self._order = BlockRings(num_blocks, 1)
 
     def __len__(self) -> int:
-        return self._num_candidates
+        return self._order.sizes[0]
 
     def __iter__(self) -> Iterator[int]:
-        block = self._newer[self._anchor]
-        while block != self._anchor:
-            yield block
-            block = self._newer[block]
+        return self._order.blocks(0)
 
     def insert(self, block: int, key: Hashable) -> None:
-        self._link(block)
+        self._order.append(block, 0)
 
     def touch(self, block: int) -> None:
-        self._unlink(block)
-        self._link(block)
+        self._order.remove(block, 0)
+        self._order.append(block, 0)
 
     def hold(self, block: int) -> None:
-        self._unlink(block)
+        self._order.remove(block, 0)
 
     def release(self, block: int) -> None:
-        self._link(block)
+        self._order.append(block, 0)
 
     def discard(self, block: int) -> None:
-        self._unlink(block)
+        self._order.remove(block, 0)
 
     def evict(self, count: int, spared: Collection[int]) -> list[int]:
+        newer, end = self._order.newer, self._order.anchor(0)
         chosen: list[int] = []
-        block = self._newer[self._anchor]
-        while len(chosen) < count and block != self._anchor:
-            newer = self._newer[block]
+        block = newer[end]
+        while len(chosen) < count and block != end:
+            following = newer[block]
             if block not in spared:
-                self._unlink(block)
+                self._order.remove(block, 0)
                 chosen.append(block)
-            block = newer
+            block = following
         return chosen
 
-    def _link(self, block: int) -> None:
-        """Put a block that is outside the ring at its most recently used end."""
-        newest = self._older[self._anchor]
-        self._newer[newest] = block
-        self._older[block] = newest
-        self._newer[block] = self._anchor
-        self._older[self._anchor] = block
-        self._num_candidates += 1
 
-    def _unlink(self, block: int) -> None:
-        newer, older = self._newer[block], self._older[block]
-        self._newer[older] = newer
-        self._older[newer] = older
-        self._num_candidates -= 1
-
-
-EVICTION_POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {"lru": LeastRecentlyUsed}
+EVICTION_POLICIES: dict[str, Callable[[int], EvictionPolicy]] = {"lru": LeastRecentlyUsed, "s3fifo": S3Fifo}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvmove.errors import InternalError, Refused
 from kvmove.tier.blocks import FREE, LEAVING_LOADS, LEAVING_STORE, READY, STORING, BlockTable
+from kvmove.tier.events import EventKind, EventLog, TierEvent
 from kvmove.tier.eviction import EVICTION_POLICIES
 from kvmove.tier.records import StoreGrant, TierStatistics
 
@@ -40,18 +41,28 @@ class HostTier:
 
     Args:
         num_blocks: host blocks of the pool, numbered from 0.
-        eviction: which block goes first; a name in `EVICTION_POLICIES`.
+        eviction: which block goes first; a name in `EVICTION_POLICIES`. `lru`: the one that was used least recently.
+            `s3fifo`: among those that were never used since they were stored, the oldest; a scan of prompts that
+            never return does not flush what does.
+        block_bytes: bytes of a host block, for statistics in bytes; None: they are not known here.
+        events: whether to note what `take_events` returns.
 
     Raises:
         Refused: an argument is out of range or unknown.
     """
 
-    def __init__(self, num_blocks: int, *, eviction: str = "lru") -> None:
+    def __init__(
+        self, num_blocks: int, *, eviction: str = "lru", block_bytes: int | None = None, events: bool = False
+    ) -> None:
         if type(num_blocks) is not int or not 1 <= num_blocks <= MAX_BLOCKS:
             raise Refused(f"num_blocks is {num_blocks!r}; an int in [1, {MAX_BLOCKS}] is needed")
         if eviction not in EVICTION_POLICIES:
             raise Refused(f"eviction is {eviction!r}; there is {', '.join(sorted(EVICTION_POLICIES))}")
+        if block_bytes is not None and (type(block_bytes) is not int or block_bytes < 1):
+            raise Refused(f"block_bytes is {block_bytes!r}; an int of at least 1 is needed, or None")
         self._num_blocks = num_blocks
+        self._block_bytes = block_bytes
+        self._events = EventLog(max_keys=2 * num_blocks) if events else None
         self._table = BlockTable(num_blocks)
         self._order = EVICTION_POLICIES[eviction](num_blocks)
         self._keys_looked_up = 0
@@ -62,6 +73,27 @@ class HostTier:
         self._keys_evicted = 0
         self._keys_discarded = 0
         self._keys_without_room = 0
+
+    @classmethod
+    def of_bytes(
+        cls, capacity_bytes: int, *, block_bytes: int, eviction: str = "lru", events: bool = False
+    ) -> HostTier:
+        """The tier of as many whole blocks of `block_bytes` as fit into `capacity_bytes`.
+
+        Raises:
+            Refused: not one block fits, or an argument is out of range or unknown.
+        """
+        if type(capacity_bytes) is not int or type(block_bytes) is not int or not 1 <= block_bytes <= capacity_bytes:
+            raise Refused(
+                f"capacity_bytes is {capacity_bytes!r} and block_bytes {block_bytes!r}; ints that leave room for one "
+                "block are needed"
+            )
+        return cls(capacity_bytes // block_bytes, eviction=eviction, block_bytes=block_bytes, events=events)
+
+    @property
+    def num_blocks(self) -> int:
+        """Host blocks, whatever they hold."""
+        return self._num_blocks
 
     @property
     def free_blocks(self) -> int:
@@ -74,14 +106,12 @@ class HostTier:
         return self._table.num_in_state[READY]
 
     def lookup(self, keys: Sequence[Hashable]) -> int:
-        """Return how many leading keys are ready to load. It is not a use: see `touch`."""
-        index, states = self._table.index, self._table.states
+        """Return how many leading keys are ready to load: the longest prefix that is served. It is not a use: see
+        `touch`.
+        """
         found = 0
-        for key in keys:
-            block = index.get(key)
-            if block is None or states[block] != READY:
-                break
-            found += 1
+        for _, length in self._table.ready_runs(keys):
+            found += length
         self._keys_looked_up += len(keys)
         self._keys_found += found
         return found
@@ -96,12 +126,12 @@ class HostTier:
         """
         self._require_distinct("prepare_load", keys)
         table = self._table
-        for key in keys:
-            if table.state_of(key) != READY:
-                raise Refused(
-                    f"prepare_load: key {key!r} is not ready to load; ask lookup() again, in the same step as this call"
-                )
-        blocks = [table.index[key] for key in keys]
+        blocks = [block for first, length in table.ready_runs(keys) for block in range(first, first + length)]
+        if len(blocks) < len(keys):
+            raise Refused(
+                f"prepare_load: key {keys[len(blocks)]!r} is not ready to load; ask lookup() again, in the same step "
+                "as this call"
+            )
         for block in blocks:
             if table.pin(block):
                 self._order.hold(block)
@@ -151,6 +181,7 @@ class HostTier:
             for block in self._order.evict(len(missing) - table.num_free, spared):
                 evicted.append(table.keys[block])
                 table.free(block)
+        self._note(EventKind.REMOVED, evicted)
         granted = missing[: table.num_free]
         blocks = table.take(len(granted))
         for key, block in zip(granted, blocks, strict=True):
@@ -169,6 +200,8 @@ class HostTier:
         """
         table = self._table
         self._require_storing("complete_store", keys)
+        if self._events is not None:
+            self._events.add(EventKind.STORED, [key for key in keys if table.state_of(key) == STORING])
         for key in reversed(keys):  # the head last, as in touch()
             block = table.index[key]
             if table.states[block] == LEAVING_STORE:
@@ -209,18 +242,39 @@ class HostTier:
         for key in keys:
             block = self._table.index.get(key)
             if block is not None:
+                if self._table.states[block] == READY:
+                    self._note(EventKind.REMOVED, (key,))
                 self._discard_block(block)
 
     def clear(self) -> None:
         """Discard every key, as after a change of weights; blocks in use are freed when their transfers end."""
+        self._note(EventKind.RESET, ())
         for block in list(self._table.index.values()):
             self._discard_block(block)
+
+    def take_events(self) -> list[TierEvent]:
+        """What became of keys since the last call, in order, for a router that wants to know who serves what.
+
+        Applied one after the other to a set, these events leave the keys that `lookup` finds.
+
+        Raises:
+            Refused: the tier was made without `events=True`.
+        """
+        if self._events is None:
+            raise Refused("take_events: no events are noted; make the tier with events=True")
+        return self._events.take(self.ready_keys)
+
+    def ready_keys(self) -> list[Hashable]:
+        """Every key that a lookup finds, in no order; O(keys in the tier)."""
+        states = self._table.states
+        return [key for key, block in self._table.index.items() if states[block] == READY]
 
     def statistics(self) -> TierStatistics:
         """Return what the tier holds now, and what happened since it was made."""
         num_in_state = self._table.num_in_state
         return TierStatistics(
             num_blocks=self._num_blocks,
+            block_bytes=self._block_bytes,
             free_blocks=num_in_state[FREE],
             ready_blocks=num_in_state[READY],
             storing_blocks=num_in_state[STORING],
@@ -244,6 +298,10 @@ class HostTier:
         expected = {b for b in range(self._num_blocks) if table.states[b] == READY and table.pins[b] == 0}
         if len(candidates) != len(self._order) or len(candidates) != len(expected) or set(candidates) != expected:
             raise InternalError(f"candidates for eviction are {candidates}, unpinned ready blocks {expected}")
+
+    def _note(self, kind: EventKind, keys: Sequence[Hashable]) -> None:
+        if self._events is not None:
+            self._events.add(kind, keys)
 
     def _discard_block(self, block: int) -> None:
         table = self._table

@@ -28,6 +28,7 @@ class TierStatistics:
     """A snapshot of a host tier. The first group says what is so now, the second counts since it was made."""
 
     num_blocks: int
+    block_bytes: int | None  # of a host block, where the tier was told
     free_blocks: int
     ready_blocks: int  # served by lookups, pinned or not
     storing_blocks: int  # their store has not ended, and they will be served when it completes
@@ -42,3 +43,13 @@ class TierStatistics:
     keys_evicted: int
     keys_discarded: int
     keys_without_room: int  # missing, but not granted because everything else was held
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes of all blocks; None where the tier was not told the size of one."""
+        return None if self.block_bytes is None else self.num_blocks * self.block_bytes
+
+    @property
+    def used_bytes(self) -> int | None:
+        """Bytes of the blocks that hold something or are about to; None where the size of one is not known."""
+        return None if self.block_bytes is None else (self.num_blocks - self.free_blocks) * self.block_bytes

@@ -242,7 +242,7 @@ def test_a_size_out_of_range_is_refused(num_blocks: Any) -> None:
 
 def test_an_unknown_eviction_policy_is_refused_with_the_known_ones() -> None:
     """The message says what there is."""
-    with pytest.raises(Refused, match="'mru'; there is lru"):
+    with pytest.raises(Refused, match="'mru'; there is lru, s3fifo"):
         HostTier(1, eviction="mru")
 
 
@@ -275,13 +275,13 @@ def test_integrity_check_notices_a_broken_index() -> None:
 
 
 # A dict of 22,000 keys that sees evictions grows to just above a power of two: the worst case.
-@pytest.mark.parametrize("num_blocks", [20_000, 22_000])
-def test_a_full_tier_costs_at_most_two_hundred_bytes_a_block(num_blocks: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "eviction"), [(20_000, "lru"), (22_000, "lru"), (22_000, "s3fifo")])
+def test_a_full_tier_costs_at_most_two_hundred_bytes_a_block(num_blocks: int, eviction: str) -> None:
     """Beyond the keys themselves, after as many evictions as there are blocks."""
     keys = [b"%8d" % n for n in range(2 * num_blocks)]
     tracemalloc.start()
     try:
-        tier = HostTier(num_blocks)
+        tier = HostTier(num_blocks, eviction=eviction)
         for start in range(0, len(keys), 100):
             fill(tier, keys[start : start + 100])
         held, _ = tracemalloc.get_traced_memory()

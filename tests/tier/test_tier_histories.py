@@ -33,10 +33,12 @@ class Entry:
 class TierHistory(RuleBasedStateMachine):
     """`order` has every ready key, pinned or not, the least recently used first."""
 
+    eviction = "lru"
+
     @initialize(num_blocks=st.integers(1, 8))
     def start(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.tier = HostTier(num_blocks)
+        self.tier = HostTier(num_blocks, eviction=self.eviction)
         self.entries: dict[int, Entry] = {}
         self.order: list[int] = []
 
@@ -189,7 +191,7 @@ class TierHistory(RuleBasedStateMachine):
 
 
 TestTierHistory = TierHistory.TestCase
-TestTierHistory.settings = settings(max_examples=300, stateful_step_count=50)
+TestTierHistory.settings = settings(max_examples=200, stateful_step_count=50)
 
 
 def trace_of(seed: int) -> list[Any]:
