@@ -13,7 +13,7 @@ def tiny() -> Plan:
     return Plan(
         shapes=(Shape(48, 3), Shape(64, 4), Shape(1024, 2)),
         sizes_bytes=(1024, 4096),
-        pairs=2,
+        pairs=1,
         small_pairs=4,
         runs=2,
         small_loads=(("M3", Shape(128, 4), 2, 1.3), ("M4", Shape(64, 4), 2, 1.45)),
