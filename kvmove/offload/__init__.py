@@ -29,6 +29,7 @@ from kvmove.offload.records import (
 )
 from kvmove.offload.requests import RequestState
 from kvmove.offload.scheduler import OffloadScheduler
+from kvmove.offload.statistics import OffloadStatistics
 from kvmove.tier import HostTier
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "OffloadCalls",
     "OffloadPlan",
     "OffloadScheduler",
+    "OffloadStatistics",
     "OffloadWorker",
     "Outcome",
     "RankBoard",

@@ -56,7 +56,7 @@ class LoadBook:
     def __init__(self, tier: HostTier, groups: Sequence[Group], blocks_per_chunk: int) -> None:
         self._tier = tier
         self._needed = [group.needed_blocks for group in groups]
-        self._k = blocks_per_chunk
+        self.blocks_per_chunk = blocks_per_chunk
         self._space_of = slot_spaces(groups)
         self._writers: dict[int, dict[int, int]] = {space: {} for space in self._space_of}  # slot -> job
         self._jobs: dict[int, LoadJob] = {}
@@ -89,7 +89,7 @@ class LoadBook:
             return None
         marks = self._marks
         for group_keys in keys:
-            wanted = group_keys[first // self._k : -(-end // self._k)]
+            wanted = group_keys[first // self.blocks_per_chunk : -(-end // self.blocks_per_chunk)]
             if not marks.keys().isdisjoint(wanted):
                 return self._jobs[next(marks[key] for key in wanted if key in marks)]
         return None
@@ -132,7 +132,7 @@ class LoadBook:
             space_slots.update(slots.tolist())
             if len(space_slots) < num_before + len(slots):
                 raise Refused(f"{who}, and a slot is named twice in {slots.tolist()}; give each block its own")
-            keys = tuple(request.keys[group][start // self._k : -(-end // self._k)])
+            keys = tuple(request.keys[group][start // self.blocks_per_chunk : -(-end // self.blocks_per_chunk)])
             wanted.append((group, start, slots, keys))
         lane = Lane.EXPEDITED if decision.action is Action.SYNC else Lane.BULK
         spec = LoadSpec(job, request.name, lane, self._pinned(wanted), decision.tokens, decision.bytes)
@@ -149,7 +149,7 @@ class LoadBook:
         try:
             for group, start, slots, keys in wanted:
                 blocks = self._tier.prepare_load(keys)
-                parts.append(GroupBlocks(group, keys, blocks, slots, start, start % self._k))
+                parts.append(GroupBlocks(group, keys, blocks, slots, start, start % self.blocks_per_chunk))
         except Refused:
             for part in parts:
                 self._tier.complete_load(part.keys)
@@ -202,6 +202,10 @@ class LoadBook:
             self.inflight_bytes -= load.spec.bytes
             self.inflight_loads -= 1
         self._forget(load)
+        for part in load.spec.groups:
+            if self._needed[part.group] is None and part.position:
+                # Or the head, used last when it was found in the GPU cache, would be evicted before what follows it.
+                self._tier.touch(load.request.keys[part.group][: part.position // self.blocks_per_chunk])
         return joined
 
     def reset(self) -> None:

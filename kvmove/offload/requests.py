@@ -32,6 +32,11 @@ class Before:
         self.base_blocks = request.base_blocks
         self.computed_tokens = request.computed_tokens
 
+    def restore(self, request: Request) -> None:
+        """Give the request back what it had."""
+        request.tables, request.base_blocks = self.tables, self.base_blocks
+        request.computed_tokens = self.computed_tokens
+
 
 class Request:
     """One request. `keys[g][c]` is the tier's key of chunk c in group g; `tables[g][i]` the slot of block i."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvmove.errors import InternalError, Refused
+from kvmove.errors import Refused
 from kvmove.offload.endings import Endings
-from kvmove.offload.loads import LoadBook, LoadJob
-from kvmove.offload.lookup import PrefixSearch
+from kvmove.offload.hits import MISS, HitFinder
+from kvmove.offload.integrity import check_jobs, check_requests
+from kvmove.offload.loads import LoadBook
 from kvmove.offload.ranks import RankBoard
 from kvmove.offload.records import Group, JobResult, LoadSpec, Lookup, LookupKind, OffloadPlan, Outcome, StoreSpec
-from kvmove.offload.requests import Before, Request, RequestState
+from kvmove.offload.requests import Request, RequestState
 from kvmove.offload.reuse import ReuseFilter
+from kvmove.offload.statistics import OffloadCounters, OffloadStatistics
+from kvmove.offload.step_book import StepBook
 from kvmove.offload.stores import StoreBook
-from kvmove.offload.tables import block_tables, new_slots
-from kvmove.prefix import BlockSizes
-from kvmove.records import Action, Decision, Hit, JobKind, Lane
+from kvmove.records import Action, Decision, JobKind, Lane
 from kvmove.schedule import HitPolicy, StepScheduler
 from kvmove.tier import HostTier
 
 if TYPE_CHECKING:
-    from kvmove.transfers import IndexArray, IndexLike
+    from kvmove.transfers import IndexLike
 
-_MISS = Lookup(LookupKind.MISS)
 _KEYS_COUNTED = 1 << 18
 
 
@@ -86,26 +86,21 @@ class OffloadScheduler:
             raise Refused(f"groups is {groups!r}; a Group for each group of layers is needed")
         self.tier = tier
         self.steps = StepScheduler(policy, budget_bytes=budget_bytes, max_deferrals=max_deferrals)
-        self._groups = tuple(groups)
-        self._sizes = BlockSizes(block_tokens, tuple(group.sizes for group in groups))
-        self._block_tokens = block_tokens
-        self._k = blocks_per_chunk
+        self._num_groups = len(groups)
         self._chunk_tokens = block_tokens * blocks_per_chunk
-        self._search = PrefixSearch(tier, self._groups, blocks_per_chunk)
-        self._has_full = any(group.needed_blocks is None for group in groups)
+        self._finder = HitFinder(tier, groups, block_tokens=block_tokens, blocks_per_chunk=blocks_per_chunk)
         self._reuse = ReuseFilter(store_threshold, _KEYS_COUNTED)
         self._board = RankBoard(ranks)
-        self._loads = LoadBook(tier, self._groups, blocks_per_chunk)
-        self._stores = StoreBook(tier, self._groups, blocks_per_chunk, self._reuse)
+        self._loads = LoadBook(tier, groups, blocks_per_chunk)
+        self._stores = StoreBook(tier, groups, blocks_per_chunk, self._reuse)
         self._endings = Endings(
             self._board, self._loads, self._stores, blocks_per_chunk=blocks_per_chunk, block_tokens=block_tokens
         )
+        self._step = StepBook(self.steps, tier, self._loads, self._endings, groups, block_tokens)
+        self._counters = OffloadCounters()
         self._requests: dict[str, Request] = {}
         self._next_job = 0
         self._now_ns = 0
-        self._is_open = False
-        self._in_step: dict[str, Request] = {}  # requests that the open step knows something of
-        self._written: list[tuple[int, IndexArray]] = []  # groups and slots that the open step writes
 
     def set_policy(self, policy: HitPolicy) -> None:
         """Use another policy from the next `begin_step` on (what `PolicyFile.apply_to` calls).
@@ -136,7 +131,7 @@ class OffloadScheduler:
                 f"on_request: a load still writes slots of the last {request}; wait until Outcome.freed names it, or "
                 "use another name"
             )
-        record = Request(request, len(self._groups), self._now_ns)
+        record = Request(request, self._num_groups, self._now_ns)
         record.add_keys(keys, num_tokens, self._chunk_tokens)
         self._requests[request] = record
         for group_keys in record.keys:
@@ -178,8 +173,8 @@ class OffloadScheduler:
         Raises:
             RecordError: a value is out of the schema's range; no step is open then.
         """
-        if self._is_open:
-            self.abort_step()
+        if self._step.is_open:
+            self._step.abort()
         self.steps.begin_step(
             inflight_bytes=self._loads.inflight_bytes,
             inflight_loads=self._loads.inflight_loads,
@@ -191,7 +186,7 @@ class OffloadScheduler:
             free_slots=free_slots,
         )
         self._now_ns = max(self._now_ns, now_ns)
-        self._is_open = True
+        self._step.is_open = True
 
     def lookup(self, request: str, cached_tokens: int) -> Lookup:
         """What the tier has beyond the GPU cache, over all groups.
@@ -209,36 +204,12 @@ class OffloadScheduler:
                 of range or no whole number of blocks.
         """
         record = self._require_active(request, "lookup")
-        if self._load_in_step(record) is not None:
+        if self._step.load_of(record) is not None:
             raise Refused(f"lookup: {request} loads in this step already; refund() it first")
-        first, rest = divmod(cached_tokens, self._block_tokens)
-        if rest or not 0 <= cached_tokens <= record.num_tokens:
-            raise Refused(
-                f"lookup: cached_tokens of {request} is {cached_tokens}; whole blocks of {self._block_tokens} tokens, "
-                f"at most its {record.num_tokens} tokens, are needed"
-            )
-        if record.decision is not None:
-            self.steps.refund(request)
-            record.decision = None
-        self._in_step[request] = record
-        record.found = None
-        record.cached_blocks = first
-        if self._board.lost_ranks or self._loads.is_leaving(request):
-            return _MISS
-        # One token is left to compute, in the last block. A window or a state cannot be wound back by a token.
-        end_tokens = record.num_tokens - 1
-        most = end_tokens // self._block_tokens if self._sizes.has_windows else -(-end_tokens // self._block_tokens)
-        end = self._search.longest(record.keys, first, most)
-        if end <= first:
-            return _MISS
-        load = self._loads.marked_by(record.keys, first, end)
-        if load is not None:
-            load.joined[request] = record
-            record.state, record.joined_job = RequestState.JOINED, load.spec.job
-            return Lookup(LookupKind.JOINED, joined_job=load.spec.job)
-        tokens = min(end * self._block_tokens, end_tokens) - cached_tokens
-        record.found = Lookup(LookupKind.HIT, end - first, tokens, self._sizes.bytes_of(end - first))
-        return record.found
+        self._step.looks_up(record, self._finder.cached_blocks(record, cached_tokens))
+        found = self._looked_up(record)
+        self._counters.looked_up(found.kind)
+        return found
 
     def decide(
         self,
@@ -264,24 +235,14 @@ class OffloadScheduler:
         found = record.found
         if found is None:
             raise Refused(f"decide: {request} has no hit in this step; call lookup() first, and this only on a hit")
-        first = record.cached_blocks
-        cached_tokens = first * self._block_tokens
-        hit = Hit(
-            request=request,
-            bytes=found.bytes,
-            tokens=found.tokens,
-            blocks=found.blocks,
-            prompt_tokens=record.num_tokens,
-            cached_tokens=cached_tokens,
-            compute_tokens=record.num_tokens - cached_tokens - found.tokens,
+        hit = self._finder.hit(
+            record,
+            found,
             load_time_ns=load_time_ns,
             recompute_time_ns=recompute_time_ns,
             waited_ns=max(0, self._now_ns - record.arrival_ns),
-            deferrals=record.deferrals,
             priority=priority,
             deadline_left_ns=deadline_left_ns,
-            sizes=self._sizes,
-            cuts=self._search.cuts(record.keys, first, first + found.blocks) if self._sizes.has_windows else None,
         )
         record.decision = self.steps.decide(hit)
         return record.decision
@@ -301,43 +262,8 @@ class OffloadScheduler:
                 the load has no slot, or its keys are being loaded since the lookup.
         """
         record = self._require_active(request, "update_after_alloc")
-        tables = block_tables(request, slots, len(self._groups))
-        is_first = not record.tables
-        shared: set[int] = set()
-        written: list[tuple[int, IndexArray]] = []
-        for group, table in enumerate(tables):
-            fresh = new_slots(None if is_first else record.tables[group], table)
-            for job, slot in self._loads.writers(group, fresh).items():
-                self._refuse_unless_shared(record, group, slot, job)
-                shared.add(job)
-            written.append((group, new_slots(None, table, record.cached_blocks) if is_first else fresh))
-        if is_first and record.cached_blocks and not self._has_full:
-            # Windows drop the blocks that later ones were computed from, so the table does not show them.
-            shared.update(self._loads.sync_jobs())
-        decision = record.decision
-        load = None
-        if decision is not None and decision.blocks and self._load_in_step(record) is None:
-            load = self._loads.admit(self._new_job(), record, decision, tables)
-            self.steps.confirm(request)
-            written += [(part.group, part.slots) for part in load.spec.groups]
-        self._in_step[request] = record
-        if record.before is None:
-            record.before = Before(record)
-        if is_first:
-            record.base_blocks = record.cached_blocks
-            record.computed_tokens = record.cached_blocks * self._block_tokens
-            for group_keys in record.keys:
-                self.tier.touch(group_keys)
-        record.tables = tables
-        self._written += [(group, fresh) for group, fresh in written if len(fresh)]
-        for job in shared:
-            self._taint(record, job)
-        if load is not None and decision is not None:
-            record.base_blocks = load.first_blocks + decision.blocks
-            if load.is_sync:
-                self._taint(record, load.spec.job)
-            else:
-                record.state = RequestState.PARKED
+        if self._step.allocate(record, slots, self._next_job):
+            self._next_job += 1
 
     def refund(self, request: str) -> None:
         """Take this step's hit and decision back: the engine neither runs nor parks the request in this step.
@@ -348,12 +274,7 @@ class OffloadScheduler:
             Refused: no step is open, the request is unknown, or another one got slots that its sync load brings.
         """
         self._require_open("refund")
-        record = self._require(request, "refund")
-        load = self._load_in_step(record)
-        if load is not None and len(load.sharers) > 1:
-            others = ", ".join(name for name in load.sharers if name != request)
-            raise Refused(f"refund: {others} got slots that the sync load of {request} brings; refund those first")
-        self._undo(record, load)
+        self._step.refund(self._require(request, "refund"))
 
     def build_step(self) -> OffloadPlan:
         """Close the step and return what the ranks do: its loads, the stores of what earlier steps computed, and the
@@ -375,8 +296,8 @@ class OffloadScheduler:
         for decision in plan.decisions:
             if decision.action is Action.DEFER and decision.request in self._requests:
                 self._requests[decision.request].deferrals += 1
-        flushes = self._stores.flushes(self._written)
-        self._close()
+        flushes = self._stores.flushes(self._step.written)
+        self._step.close()
         return OffloadPlan(
             step=plan.step,
             decisions=plan.decisions,
@@ -396,12 +317,7 @@ class OffloadScheduler:
             Refused: no step is open.
         """
         self._require_open("abort_step")
-        for record in list(self._in_step.values()):
-            self._undo(record, self._load_in_step(record))
-        for load in self._loads.unsubmitted():  # of requests that left in this step
-            self._endings.withdraw_abandoned(load)
-        self.steps.abort_step()
-        self._close()
+        self._step.abort()
 
     # -- after the step -------------------------------------------------------------------------------------------
 
@@ -412,7 +328,7 @@ class OffloadScheduler:
             Refused: a step is open, or a result is of no job under way, of a rank that there is not, or comes twice.
         """
         self._require_closed("on_results")
-        return self._endings.report(list(results))
+        return self._counters.ended(self._endings.report(list(results)))
 
     def worker_died(self, rank: int, error: str) -> Outcome:
         """Fail every job that the rank has not reported, and load and store nothing more until `worker_replaced`.
@@ -423,7 +339,7 @@ class OffloadScheduler:
             Refused: a step is open, or there is no such rank.
         """
         self._require_closed("worker_died")
-        return self._endings.lost(rank, error)
+        return self._counters.ended(self._endings.lost(rank, error))
 
     def worker_replaced(self, rank: int, *, kept_pool: bool) -> None:
         """The rank has a worker again.
@@ -469,8 +385,7 @@ class OffloadScheduler:
         Raises:
             Refused: the request is unknown.
         """
-        record = self._require(request, "preempt")
-        return self._leave(record)
+        return self._step.leave(self._require(request, "preempt"))
 
     def finish(self, request: str) -> bool:
         """The request ended. What it computed is still stored in the next step. Returns what `preempt` does.
@@ -479,10 +394,11 @@ class OffloadScheduler:
             Refused: the request is unknown.
         """
         record = self._require(request, "finish")
-        are_free = self._leave(record)
-        self._in_step.pop(request, None)
-        del self._requests[request]
-        return are_free
+        if record.tables:
+            computed_chunks = record.computed_tokens // self._chunk_tokens
+            for keys in record.keys:  # a prefix as a whole, or its head, stored first, would be evicted first
+                self.tier.touch(keys[:computed_chunks])
+        return self._end(record)
 
     def abort(self, request: str) -> bool:
         """The request was cancelled, in whatever state it is. Returns what `preempt` does.
@@ -492,7 +408,7 @@ class OffloadScheduler:
         Raises:
             Refused: the request is unknown.
         """
-        return self.finish(request)
+        return self._end(self._require(request, "abort"))
 
     def reset_cache(self) -> None:
         """Serve nothing of what was computed so far: not what is stored or being stored, nor what was to be stored.
@@ -505,6 +421,18 @@ class OffloadScheduler:
         self._require_closed("reset_cache")
         self.tier.clear()
         self._endings.reset(self._requests.values())
+
+    def statistics(self) -> OffloadStatistics:
+        """Return what is under way, and what happened since the scheduler was made."""
+        states = [record.state for record in self._requests.values()]
+        return self._counters.snapshot(
+            requests=len(states),
+            parked=states.count(RequestState.PARKED),
+            joined=states.count(RequestState.JOINED),
+            loads=len(self._loads),
+            stores=len(self._stores),
+            inflight_bytes=self._loads.inflight_bytes,
+        )
 
     @property
     def num_jobs(self) -> int:
@@ -521,25 +449,26 @@ class OffloadScheduler:
 
     def check_integrity(self) -> None:
         """Raise `InternalError` where an invariant is broken; O(blocks of the tier), for tests and debugging."""
-        for part in (self.tier, self.steps, self._board, self._loads, self._stores):
-            part.check_integrity()
-        if len(self._board.open_jobs) != self.num_jobs - len(self._loads.unsubmitted()):
-            raise InternalError(f"{self.num_jobs} jobs are under way, ranks are to report {self._board.open_jobs}")
-        for record in self._requests.values():
-            loads = [self._loads.get(job) for job in record.loads]
-            is_parked = any(load is not None and not load.is_sync for load in loads)
-            if None in loads or is_parked != (record.state is RequestState.PARKED):
-                raise InternalError(f"{record.name} is {record.state}, and its loads are {record.loads}")
-            joined = None if record.joined_job is None else self._loads.get(record.joined_job)
-            is_joined = joined is not None and joined.joined.get(record.name) is record
-            if is_joined != (record.state is RequestState.JOINED):
-                raise InternalError(f"{record.name} is {record.state}, and joined load {record.joined_job}")
-            for job in record.tainted_by:
-                load = self._loads.get(job)
-                if load is None or record.name not in load.sharers:
-                    raise InternalError(f"{record.name} depends on sync load {job}, which does not know it")
+        self.tier.check_integrity()
+        self.steps.check_integrity()
+        check_jobs(self._board, self._loads, self._stores)
+        check_requests(self._requests.values(), self._loads)
 
     # -- the parts of it --------------------------------------------------------------------------------------------
+
+    def _looked_up(self, record: Request) -> Lookup:
+        if self._board.lost_ranks or self._loads.is_leaving(record.name):
+            return MISS
+        end = self._finder.find(record)
+        if end <= record.cached_blocks:
+            return MISS
+        load = self._loads.marked_by(record.keys, record.cached_blocks, end)
+        if load is not None:
+            load.joined[record.name] = record
+            record.state, record.joined_job = RequestState.JOINED, load.spec.job
+            return Lookup(LookupKind.JOINED, joined_job=load.spec.job)
+        record.found = self._finder.found(record, end)
+        return record.found
 
     def _make_stores(self) -> list[StoreSpec]:
         """The stores of what is deferred, each with a job that every rank is to report."""
@@ -550,74 +479,16 @@ class OffloadScheduler:
         for deferred in self._stores.take_deferred(self._loads.sync_jobs()):
             spec = self._stores.make(self._next_job, deferred)
             if spec is not None:
-                self._board.expect(self._new_job(), JobKind.STORE)
+                self._next_job += 1
+                self._board.expect(spec.job, JobKind.STORE)
+                self._counters.stored(spec)
                 stores.append(spec)
         return stores
 
-    def _leave(self, record: Request) -> bool:
-        """Let a request go from its slots, its decision, its load and the load that it joined."""
-        load = self._load_in_step(record)
-        if load is None or len(load.sharers) <= 1:
-            self._undo(record, load)
-        else:
-            # Others got slots that the load brings: it stays in the plan, and with it what it takes of the budget.
-            record.forget_step()
-        return self._endings.leave(record)
-
-    def _undo(self, record: Request, load: LoadJob | None) -> None:
-        """Take back what the open step did for a request."""
-        if record.decision is not None:
-            self.steps.refund(record.name)
-        before = record.before
-        if load is not None:
-            self._endings.withdraw(load)
-        if before is not None:
-            for job in record.tainted_by if not before.tables else ():
-                sharing = self._loads.get(job)
-                if sharing is not None:
-                    sharing.sharers.pop(record.name, None)
-            if before.tables:
-                record.tables, record.base_blocks = before.tables, before.base_blocks
-                record.computed_tokens = before.computed_tokens
-            else:
-                record.lose_slots()
-        record.forget_step()
-        self._in_step.pop(record.name, None)
-
-    def _load_in_step(self, record: Request) -> LoadJob | None:
-        """The load of the request that the open step admitted."""
-        for job in record.loads:
-            load = self._loads.get(job)
-            if load is not None and not load.is_submitted:
-                return load
-        return None
-
-    def _refuse_unless_shared(self, record: Request, group: int, slot: int, job: int) -> None:
-        """Several requests may hold a slot that a sync load brings; one that an async load writes serves nobody yet."""
-        load = self._loads.get(job)
-        if load is None or not load.is_sync:
-            owner = "another request" if load is None else load.spec.request
-            raise Refused(
-                f"update_after_alloc: slot {slot} of {record.name} in group {group} is being written by load {job} of "
-                f"{owner}; share its blocks once it is released, and free them when abort() or Outcome.freed says so"
-            )
-
-    def _taint(self, record: Request, job: int) -> None:
-        load = self._loads.get(job)
-        if load is not None:
-            load.sharers[record.name] = record
-            record.tainted_by.add(job)
-
-    def _new_job(self) -> int:
-        self._next_job += 1
-        return self._next_job - 1
-
-    def _close(self) -> None:
-        for record in self._in_step.values():
-            record.forget_step()
-        self._in_step.clear()
-        self._written.clear()
-        self._is_open = False
+    def _end(self, record: Request) -> bool:
+        are_free = self._step.leave(record)
+        del self._requests[record.name]
+        return are_free
 
     def _require(self, request: str, call: str) -> Request:
         record = self._requests.get(request)
@@ -626,11 +497,11 @@ class OffloadScheduler:
         return record
 
     def _require_open(self, call: str) -> None:
-        if not self._is_open:
+        if not self._step.is_open:
             raise Refused(f"{call}: no step is open; call begin_step() first")
 
     def _require_closed(self, call: str) -> None:
-        if self._is_open:
+        if self._step.is_open:
             raise Refused(f"{call}: a step is open; call build_step() or abort_step() first")
 
     def _require_active(self, request: str, call: str) -> Request:
