@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -51,6 +51,17 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    shadow: Annotated[
+        str | None,
+        typer.Option(
+            help="Policy that decides beside each of them and is only counted: where would it have done another thing?",
+            metavar="NAME|FILE",
+            show_default=False,
+        ),
+    ] = None,
+    why_not: Annotated[
+        bool, typer.Option("--why-not", help="Count for every rule how often it decided, and why it did not.")
+    ] = False,
     param: Annotated[
         list[str] | None,
         typer.Option(
@@ -110,9 +121,10 @@ def replay(
     )
     _refuse_without_memory(settings)
     # Whatever can be wrong is looked at before torch is imported, which takes seconds.
-    policies = load_policies(policy or ["budgeted"], parse_params(param or []))
-    reports = _replay(policies, _read(trace, block_tokens, requests), settings, device, quiet)
-    _print(reports, settings, as_json)
+    policies, beside = _load(policy or ["budgeted"], shadow, parse_params(param or []))
+    options = {"shadow": beside, "explain": why_not, "device": device}
+    reports = _replay(policies, _read(trace, block_tokens, requests), settings, quiet, options)
+    _print(reports, settings, as_json, why_not)
     if any(r.mismatches for r in reports):
         _print_mismatches(reports)
         raise typer.Exit(MISMATCH)
@@ -129,15 +141,32 @@ def _refuse_without_memory(settings: Settings) -> None:
         )
 
 
+def _load(
+    names: Sequence[str], shadow: str | None, params: Mapping[str, str]
+) -> tuple[Mapping[str, Policy], Policy | None]:
+    """The policies by label, and the shadow, which may be one of them. A param may be the shadow's alone."""
+    extra = [] if shadow is None or shadow in names else [shadow]
+    loaded = load_policies([*names, *extra], params)
+    if shadow is None:
+        return loaded, None
+    labels = list(loaded)
+    beside = loaded[labels[[*names, *extra].index(shadow)]]
+    return {label: loaded[label] for label in labels[: len(names)]}, beside
+
+
 def _replay(
-    policies: Mapping[str, Policy], requests: Sequence[Request], settings: Settings, device: Device, quiet: bool
+    policies: Mapping[str, Policy],
+    requests: Sequence[Request],
+    settings: Settings,
+    quiet: bool,
+    options: Mapping[str, Any],
 ) -> list[PolicyReport]:
     from kvmove.replay.engine import replay as run
 
     reports = []
     for label, policy in policies.items():
         with progress_bar(label, len(requests), quiet) as progress:
-            report = run(policy, requests, settings, device=device, progress=progress)
+            report = run(policy, requests, settings, progress=progress, **options)
         reports.append(replace(report, policy=label))
     return reports
 
@@ -148,8 +177,9 @@ def _read(trace: str, block_tokens: int, limit: int | None) -> Sequence[Request]
     return list(read_trace(trace, block_tokens=block_tokens, limit=limit))
 
 
-def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool) -> None:
+def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool, why_not: bool) -> None:
     from kvmove.replay import report
+    from kvmove.replay.rules import rules_table
 
     if as_json:
         typer.echo(json.dumps(report.as_json(reports, settings), indent=2))
@@ -158,6 +188,9 @@ def _print(reports: Sequence[PolicyReport], settings: Settings, as_json: bool) -
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     console.print(report.table(reports))
+    for r in reports if why_not else ():
+        console.print()
+        console.print(rules_table(r.policy, r.rules))
     if not any(r.hits for r in reports):
         typer.echo(
             "note: no prefix was in host memory alone, so no policy was asked. With fewer --slots than "

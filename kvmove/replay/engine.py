@@ -34,6 +34,8 @@ def replay(
     *,
     device: str = "auto",
     progress: Progress | None = None,
+    shadow: HitPolicy | None = None,
+    explain: bool = False,
 ) -> PolicyReport:
     """Run the requests through a simulated engine under this policy, and report what happened.
 
@@ -41,6 +43,8 @@ def replay(
         requests: in the order of their arrival.
         device: where the replica of the cache is: `cpu`, `cuda`, or `auto` for a GPU where there is one.
         progress: called with the number of requests that are done, whenever it has grown.
+        shadow: a policy that decides beside this one, and is only counted.
+        explain: count why each rule did not match; about a millisecond for each decision.
 
     Raises:
         Refused: the device is not there, or the policy has no usable rules.
@@ -50,7 +54,7 @@ def replay(
     """
     settings = settings or Settings()
     with Replica(settings, device) as replica:
-        engine = Engine(policy, requests, settings, replica)
+        engine = Engine(policy, requests, settings, replica, shadow=shadow, explain=explain)
         engine.run(progress)
         return engine.report()
 
@@ -58,11 +62,24 @@ def replay(
 class Engine:
     """The scheduler's side of the simulated engine. `_step` is what happens, in its order."""
 
-    def __init__(self, policy: HitPolicy, requests: Sequence[Request], settings: Settings, replica: Replica) -> None:
+    def __init__(
+        self,
+        policy: HitPolicy,
+        requests: Sequence[Request],
+        settings: Settings,
+        replica: Replica,
+        *,
+        shadow: HitPolicy | None = None,
+        explain: bool = False,
+    ) -> None:
         self._settings, self._model = settings, settings.model
-        self._policy, self._replica = policy, replica
+        self._policy, self._shadow, self._replica = policy, shadow, replica
         self._scheduler = StepScheduler(
-            policy, budget_bytes=settings.budget_bytes, max_deferrals=settings.max_deferrals
+            policy,
+            budget_bytes=settings.budget_bytes,
+            max_deferrals=settings.max_deferrals,
+            shadow=shadow,
+            explain_every=1 if explain else 0,
         )
         self._tally = Tally()
         self._caches = Placement(self._scheduler, settings, self._tally)
@@ -105,6 +122,7 @@ class Engine:
             self._scheduler.statistics(),
             self._caches.tier.statistics(),
             self._caches.gpu.evictions,
+            self._shadow,
         )
 
     def _step(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvmove.records import Action, Lane
+from kvmove.replay.figures import percent, seconds, size
+from kvmove.replay.rules import RuleReport, ShadowReport, rule_reports, shadow_report, shadow_rows
 from kvmove.replay.settings import SECOND_NS, Settings
 from kvmove.replay.tally import Mismatch, Tally
 
@@ -45,9 +47,12 @@ class PolicyReport:
     joined: int  # waits for another request's load of the same prefix
     tokens: dict[str, int]  # prompt, cached, loaded, computed
     decisions: dict[str, int]  # by action, after the guard rails; a request that is deferred n times counts n times
+    partial_loads: int  # of the decisions, those to load only some leading blocks of a hit
     demotions: dict[str, int]  # decisions that a guard rail changed, by reason
     refunds: int
     policy_errors: int
+    rules: tuple[RuleReport, ...]
+    shadow: ShadowReport | None  # None: the replay had none
     bytes: dict[str, int]  # loaded, by lane
     moved_bytes: dict[str, int]  # by lane, and stored
     budget: dict[str, int | float | None]  # of the steps with a decision
@@ -72,6 +77,7 @@ def report(
     scheduler: Statistics,
     tier: TierStatistics,
     gpu_evictions: int,
+    shadow: HitPolicy | None = None,
 ) -> PolicyReport:
     """Put together what the parts counted."""
     used, offered = scheduler.budget_used_bytes, tally.hit_steps_offered_bytes
@@ -92,9 +98,12 @@ def report(
             "computed": tally.computed_tokens,
         },
         decisions={str(action): scheduler.decisions[action] for action in Action},
+        partial_loads=scheduler.partial_loads,
         demotions={str(reason): count for reason, count in scheduler.demotions.items()},
         refunds=scheduler.refunds,
         policy_errors=scheduler.policy_errors,
+        rules=rule_reports(policy, scheduler),
+        shadow=None if shadow is None or scheduler.shadow is None else shadow_report(shadow, scheduler.shadow),
         bytes={str(lane): scheduler.admitted_bytes[lane] for lane in Lane},
         moved_bytes={**{str(lane): tally.moved_bytes[lane] for lane in Lane}, "stored": tally.stored_bytes},
         budget={
@@ -130,7 +139,9 @@ def table(reports: Sequence[PolicyReport]) -> Table:
     made.add_column("")
     for r in reports:
         made.add_column(Text(r.policy), justify="right")
-    for rows in zip(*(_rows(r) for r in reports), strict=True):
+    shadows = [r.shadow for r in reports if r.shadow is not None]
+    columns = [_rows(r) + (shadow_rows(r.shadow, shadows) if shadows else []) for r in reports]
+    for rows in zip(*columns, strict=True):
         name = rows[0][0]
         if name:
             made.add_row(name, *(value for _, value in rows))
@@ -151,24 +162,25 @@ def _rows(r: PolicyReport) -> list[tuple[str, str]]:
         ("  waits for another's load", f"{r.joined:,}"),
         ("decisions", f"{sum(r.decisions.values()):,}"),
         *decisions,
+        ("  of a part of the hit", f"{r.partial_loads:,}"),
         *demotions,
         ("  refunded", f"{r.refunds:,}"),
         ("", ""),
-        ("loaded in the step", _size(r.bytes[Lane.EXPEDITED])),
-        ("loaded in the background", _size(r.bytes[Lane.BULK])),
+        ("loaded in the step", size(r.bytes[Lane.EXPEDITED])),
+        ("loaded in the background", size(r.bytes[Lane.BULK])),
         ("budget used, steps with hits", "-" if share is None else f"{share:.1f}%"),
-        ("prompt tokens from the GPU cache", _percent(r.tokens["cached"], r.tokens["prompt"])),
-        ("prompt tokens loaded", _percent(r.tokens["loaded"], r.tokens["prompt"])),
+        ("prompt tokens from the GPU cache", percent(r.tokens["cached"], r.tokens["prompt"])),
+        ("prompt tokens loaded", percent(r.tokens["loaded"], r.tokens["prompt"])),
         ("blocks stored", f"{r.stored_blocks:,}"),
         ("blocks evicted, GPU / host", f"{r.evictions['gpu']:,} / {r.evictions['host']:,}"),
         ("", ""),
         ("steps", f"{r.steps:,}"),
         ("simulated time", f"{r.simulated_ns / SECOND_NS:,.1f} s"),
-        ("time to first token, mean", _seconds(r.ttft.mean_ns)),
-        ("  p50 / p99", f"{_seconds(r.ttft.p50_ns)} / {_seconds(r.ttft.p99_ns)}"),
-        ("  mean of requests with a hit", _seconds(r.ttft_of_hits.mean_ns)),
+        ("time to first token, mean", seconds(r.ttft.mean_ns)),
+        ("  p50 / p99", f"{seconds(r.ttft.p50_ns)} / {seconds(r.ttft.p99_ns)}"),
+        ("  mean of requests with a hit", seconds(r.ttft_of_hits.mean_ns)),
         ("", ""),
-        ("bytes really moved, loads / stores", f"{_size(_moved(r))} / {_size(r.moved_bytes['stored'])}"),
+        ("bytes really moved, loads / stores", f"{size(_moved(r))} / {size(r.moved_bytes['stored'])}"),
         ("pages loaded and compared", f"{r.loaded_pages:,}"),
         ("pages reused and compared", f"{r.cached_pages:,}"),
         ("mismatches", f"{r.mismatches:,}"),
@@ -189,20 +201,3 @@ def _latency(times_ns: list[int]) -> Latency:
         p50_ns=ordered[(count * 50 + 99) // 100 - 1],  # nearest rank
         p99_ns=ordered[(count * 99 + 99) // 100 - 1],
     )
-
-
-def _seconds(time_ns: int | None) -> str:
-    return "-" if time_ns is None else f"{time_ns / SECOND_NS:,.2f} s"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f}%" if whole else "-"
-
-
-def _size(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"

@@ -43,8 +43,8 @@ class FollowedPolicy:
         # Not by asking whether there is a `current`, which would read it: a source may count that, or change meanwhile.
         if not hasattr(policy, "decide"):
             try:
-                self._seen = cast(PolicySource, policy).current
-                self._source = cast(PolicySource, policy)
+                self._seen = policy.current
+                self._source = policy
             except AttributeError:
                 pass  # nor a source: what binds it says what is wrong
         self.bound = BoundPolicy(self._seen)

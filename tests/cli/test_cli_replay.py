@@ -135,6 +135,40 @@ def test_zero_budget_needs_no_unit(trace: Path, asked: list[dict[str, Any]]) -> 
     assert asked[0]["settings"].budget_bytes == 0
 
 
+def test_a_shadow_and_reasons_are_printed_on_request(trace: Path) -> None:
+    """Lines for the shadow in the table, and a table of rules for each policy; in the JSON without it too."""
+    options = [*SMALL, "--policy", "split", "--policy", "always_async"]
+    plain = run(trace, *options)
+    assert "shadow" not in plain.stdout
+    assert "rules" not in plain.stdout
+    result = run(trace, *options, "--shadow", "budgeted", "--why-not")
+    assert result.exit_code == 0, result.output
+    for text in ("shadow budgeted: decisions", "split: rules", "always async: rules", "rule 1 @fits", "because not"):
+        assert text in result.stdout
+    first, second = json.loads(run(trace, *options, "--shadow", "budgeted", "--json").stdout)["policies"]
+    assert first["shadow"]["policy"] == second["shadow"]["policy"] == "budgeted"
+    assert first["shadow"]["decisions"] == sum(rule["decided"] for rule in first["rules"]) > 0
+    assert {tuple(rule["why_not"]) for rule in first["rules"]} == {()}
+
+
+def test_a_shadow_may_be_one_of_the_policies(trace: Path, asked: list[dict[str, Any]]) -> None:
+    """It is loaded once, and is no column of its own."""
+    options = ["--policy", "split", "--policy", "budgeted", "--shadow", "budgeted"]
+    assert run(trace, *options).exit_code == 0
+    assert [call["policy"].name for call in asked] == ["split", "budgeted"]
+    assert {call["shadow"] for call in asked} == {asked[1]["policy"]}
+    assert {call["explain"] for call in asked} == {False}
+
+
+def test_a_param_may_be_the_shadows(tmp_path: Path, trace: Path, asked: list[dict[str, Any]]) -> None:
+    """It need not be one of the policies'."""
+    path = tmp_path / "mine.kvpol"
+    path.write_text("param least: bytes = 1MiB\nsync if bytes <= least\nasync\n")
+    assert run(trace, "--shadow", path, "--param", "least=3MiB", "--why-not").exit_code == 0
+    (call,) = asked
+    assert (call["policy"].name, call["shadow"].params["least"], call["explain"]) == ("budgeted", 3 << 20, True)
+
+
 def test_params_go_to_the_policies_that_have_them(tmp_path: Path, trace: Path, asked: list[dict[str, Any]]) -> None:
     """A param of one of two policies is for that one; `budget` is for both."""
     path = tmp_path / "mine.kvpol"
@@ -207,6 +241,7 @@ def test_a_policys_mistakes_are_shown(tmp_path: Path, trace: Path) -> None:
         (["--policy", "bugeted"], "did you mean `budgeted`?"),
         (["--policy", "none.kvpol"], "error: none.kvpol: cannot be read: no such file or directory"),
         (["--policy", "budgeted", "--policy", "budgeted"], "`budgeted` is named twice; one replay of it is enough"),
+        (["--shadow", "bugeted"], "did you mean `budgeted`?"),
         (["--param", "nothing=3"], "there is no param `nothing`"),
         (["--param", "budget=3ms"], "param `budget` is in bytes, but `3ms` is in time"),
         (["--param", "budget"], "`budget` is not written like `NAME=VALUE`"),
