@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 from lsprotocol import types
 
 from kvmove.editors.document import Document
 from kvmove.editors.positions import Positions
 from kvmove.kvpol.findings import Finding, Fix
+from kvmove.kvpol.pages import local_page_uri
 from kvmove.kvpol.source import quoted
 
 
@@ -54,18 +52,10 @@ def _diagnostic(finding: Finding, positions: Positions, uri: str) -> types.Diagn
         message="\n".join(lines),
         severity=types.DiagnosticSeverity.Error if finding.is_error else types.DiagnosticSeverity.Warning,
         code=finding.code,
-        code_description=types.CodeDescription(link) if (link := _page_uri(finding.code)) else None,
+        code_description=types.CodeDescription(link) if (link := local_page_uri(finding.code)) else None,
         source="kvmove",
         related_information=related or None,
     )
-
-
-@cache
-def _page_uri(code: str | None) -> str | None:
-    """Where the page of `code` is on this machine: the one that `kvmove explain` prints."""
-    page = files("kvmove.error_pages").joinpath(f"{code}.md")
-    # A package that is imported out of an archive has no files to open.
-    return page.resolve().as_uri() if isinstance(page, Path) and page.is_file() else None
 
 
 def _title(fix: Fix, document: Document) -> str:

@@ -97,8 +97,9 @@ class _Checker:
             condition = None if claim is None else claim.condition
             if claim is not None:
                 self._constant(rule.condition, claim)
-            if self.strict:
-                self._unasked()
+                # Not of a condition with a mistake: when that is repaired, other estimates may be read.
+                if self.strict:
+                    self._unasked()
         limit = None if rule.limit is None else self._limit(rule.limit)
         if condition is None or (rule.limit is not None and limit is None):
             return

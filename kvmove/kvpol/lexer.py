@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from kvmove.kvpol import codes
 from kvmove.kvpol.findings import Findings, Fix
@@ -68,7 +69,8 @@ def _tokens_of(source: Source, findings: Findings) -> Iterator[Token]:
     while base < len(source.text):
         try:
             # Not `Lark.lex`, which builds a new lexer at each call: that takes longer than checking a policy.
-            for t in grammar().parse_interactive(source.text[base:]).lexer_thread.lex(None):
+            parser: Any = grammar().parse_interactive(source.text[base:])
+            for t in parser.lexer_thread.lex(None):
                 start = base + (t.start_pos or 0)
                 yield Token(t.type, str(t), Span(start, start + len(t)))
             return

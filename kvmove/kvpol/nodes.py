@@ -59,7 +59,7 @@ def place(node: ast.AST, line: int) -> ast.AST:
 
 
 @cache
-def _inside(kind: type[ast.AST]) -> tuple[str, ...]:
+def _inside(kind: Any) -> tuple[str, ...]:
     """The fields of a node that hold nodes with a place."""
     without_place = ("id", "attr", "ctx", "op", "ops", "type_comment")
     return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in without_place)

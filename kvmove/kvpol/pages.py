@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from kvmove.kvpol.codes import CODES, Code
 from kvmove.kvpol.suggest import closest
@@ -11,6 +13,14 @@ from kvmove.kvpol.suggest import closest
 def page(code: Code) -> str:
     """The page of `code`, in Markdown."""
     return files("kvmove.error_pages").joinpath(f"{code.name}.md").read_text(encoding="utf-8")
+
+
+@cache
+def local_page_uri(name: str | None) -> str | None:
+    """Where the page of the code `name` is on this machine, the one that `kvmove explain` prints; None: it has none."""
+    found = files("kvmove.error_pages").joinpath(f"{name}.md")
+    # A package that is imported out of an archive has no files to open.
+    return found.resolve().as_uri() if isinstance(found, Path) and found.is_file() else None
 
 
 def find_code(asked: str) -> Code | None:
