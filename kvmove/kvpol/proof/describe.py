@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from kvmove import schema
 from kvmove.kvpol.given import shown
 from kvmove.kvpol.policy import Policy
-from kvmove.kvpol.proof.confirm import outcome
+from kvmove.kvpol.proof.confirm import Outcome, outcome
 from kvmove.kvpol.proof.results import Example
 from kvmove.kvpol.trace import Condition, Operand, Trace, trace
+from kvmove.kvpol.units import BYTES, show
 from kvmove.records import Hit, StepState
 
 # What is not named here is left out where it is zero or unknown: that is what it is assumed to be.
@@ -48,8 +50,7 @@ def _joined(values: dict[str, str]) -> str:
 def traced(name: str, policy: Policy, example: Example) -> list[str]:
     """What a policy called `name` asks for, and what its rules make of an example, up to the one that decides."""
     found, decided = trace(policy, example.hit, example.step), outcome(policy, example)
-    size = f", {decided.blocks} of {example.hit.blocks} blocks ({decided.bytes} B)" if decided.blocks else ""
-    lines = [f"{name}: {decided.action}{size}"]
+    lines = [f"{name}: {decided.action}{_size(decided, example.hit.blocks)}"]
     for rule in found.rules[: decided.rule + 1]:
         verb = "decides" if rule is found.rule else "does not match"
         line = "implicit last rule" if rule.line is None else f"line {rule.line}"
@@ -61,6 +62,17 @@ def traced(name: str, policy: Policy, example: Example) -> list[str]:
         if values:
             lines.append(f"  {'':<14} [{', '.join(values)}]")
     return lines
+
+
+def _size(decided: Outcome, blocks: int) -> str:
+    """How much of a hit of so many blocks is loaded."""
+    if not decided.blocks:
+        return ""
+    if decided.blocks < blocks:
+        part = f"the first {decided.blocks} of {blocks} blocks"
+    else:
+        part = f"all {blocks} blocks" if blocks > 1 else "its one block"
+    return f", {part} ({show(Fraction(decided.bytes), BYTES)})"
 
 
 def _operands(condition: Condition, found: Trace) -> Iterator[Operand]:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvmove.kvpol.proof.inputs import Inputs
 from kvmove.kvpol.proof.session import Session, Term
+
+MAX_ROUNDED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +82,40 @@ class Prefixes:
         return matches, taken
 
     def evenly_cut(self, blocks: int) -> list[Term]:
-        """Facts of a hit of so many blocks, all alike, that can be cut after each: those of a `Hit` without sizes."""
+        """Facts of a hit of so many blocks, all alike, that can be cut after each: those of a `Hit` without sizes.
+
+        A share of bytes or tokens is rounded up. Hits of more than MAX_ROUNDED blocks have no share to round, which
+        keeps the formulas small.
+        """
         s = self.session
         facts = [self.whole.blocks == s.number(blocks), self.can_cut == s.truth(blocks > 1)]
-        prefixes = [self._even(k, blocks, facts) for k in range(1, blocks)]
+        if blocks <= MAX_ROUNDED:
+            prefixes = [self._rounded(k, blocks, facts) for k in range(1, blocks)]
+        else:
+            prefixes = self._exact(blocks, facts)
         if prefixes:
             facts.append(_same(self.first, prefixes[0], s))
         for cut in self.cuts:
-            for k, prefix in enumerate(prefixes, 1):
-                is_longer = cut.prefix.blocks < s.number(k)
-                facts.append(s.implies(s.all_of([cut.partial, is_longer]), s.opposite(cut.fits(prefix))))
-            facts.append(s.implies(cut.partial, s.any_of(_same(cut.prefix, prefix, s) for prefix in prefixes)))
+            # The longest that fits: the next one does not. Of the last, the next is the whole hit, and that `partial`
+            # rules out.
+            longest = [
+                s.all_of([_same(cut.prefix, prefix, s), s.opposite(cut.fits(longer))])
+                for prefix, longer in pairwise(prefixes)
+            ]
+            longest += [_same(cut.prefix, prefix, s) for prefix in prefixes[-1:]]
+            facts.append(s.implies(cut.partial, s.any_of(longest)))
         return facts
 
-    def _even(self, k: int, blocks: int, facts: list[Term]) -> Prefix:
-        """The first `k` blocks; a share of bytes or tokens is rounded up."""
+    def _exact(self, blocks: int, facts: list[Term]) -> list[Prefix]:
+        """The prefixes of a hit whose blocks have the same bytes and the same tokens."""
+        s = self.session
+        num_bytes, tokens = (s.amount(f"{part} of each{self.tag}") for part in ("bytes", "tokens"))
+        for part, whole in ((num_bytes, self.whole.bytes), (tokens, self.whole.tokens)):
+            facts.append(whole == s.product(blocks, [part]))
+        return [Prefix(s.number(k), s.product(k, [num_bytes]), s.product(k, [tokens])) for k in range(1, blocks)]
+
+    def _rounded(self, k: int, blocks: int, facts: list[Term]) -> Prefix:
+        """The first `k` blocks."""
         s = self.session
         result = Prefix(s.number(k), s.amount(f"bytes of {k}{self.tag}"), s.amount(f"tokens of {k}{self.tag}"))
         for part, whole in ((result.bytes, self.whole.bytes), (result.tokens, self.whole.tokens)):

@@ -11,7 +11,7 @@ from kvmove.kvpol.proof.claims import prove_assert, prove_monotone
 from kvmove.kvpol.proof.confirm import outcome
 from kvmove.kvpol.proof.describe import described
 from kvmove.kvpol.proof.results import Example, Report, RuleProof, Status, Verdict
-from kvmove.kvpol.proof.search import Search
+from kvmove.kvpol.proof.search import Answer, Search
 from kvmove.kvpol.proof.session import Term
 from kvmove.kvpol.proof.worlds import World, one_hit
 from kvmove.kvpol.source import Span
@@ -49,11 +49,14 @@ def _prove_rule(search: Search, policy: Policy, rule: Rule) -> RuleProof:
     shadows: tuple[Rule, ...] | None = ()
     beyond: bool | None = None
     example: Example | None = None
+    reason = reached.reason
     if status is Status.FALSE:
         shadows = _shadows(search, policy, index)
     elif rule.action is Action.SYNC:
-        beyond, example = _beyond_budget(search, policy, index)
-    return RuleProof(rule, status, shadows, beyond, example, reached.reason, perf_counter() - start)
+        answer = _beyond_budget(search, policy, index)
+        beyond, reason = answer.exists, reason or answer.reason
+        example = answer.examples[0] if answer.examples else None
+    return RuleProof(rule, status, shadows, beyond, example, reason, perf_counter() - start)
 
 
 def _shadows(search: Search, policy: Policy, index: int) -> tuple[Rule, ...] | None:
@@ -69,8 +72,8 @@ def _shadows(search: Search, policy: Policy, index: int) -> tuple[Rule, ...] | N
     return None if found is None else tuple(policy.rules[i] for i in found)
 
 
-def _beyond_budget(search: Search, policy: Policy, index: int) -> tuple[bool | None, Example | None]:
-    """Whether a rule asks for `sync` with more bytes than are left of the budget, and a hit for which it does."""
+def _beyond_budget(search: Search, policy: Policy, index: int) -> Answer:
+    """A hit for which a rule asks for `sync` with more bytes than are left of the budget."""
 
     def beyond(world: World) -> Term:
         model = world.models[0]
@@ -81,8 +84,7 @@ def _beyond_budget(search: Search, policy: Policy, index: int) -> tuple[bool | N
         decided = outcome(policy, found[0])
         return decided.rule == index and decided.bytes > found[0].step.budget_remaining_bytes
 
-    answer = search.find(beyond, confirmed)
-    return answer.exists, answer.examples[0] if answer.examples else None
+    return search.find(beyond, confirmed)
 
 
 class _Findings:
@@ -105,7 +107,7 @@ class _Findings:
                 help="the scheduler loads these `async`; to say so, add `bytes <= budget_remaining`",
             )
         elif proof.beyond_budget is None and proof.rule.action is Action.SYNC and proof.status is Status.PROVED:
-            self._unknown("whether this rule keeps to the step's budget", checked.span, None)
+            self._unknown("whether this rule keeps to the step's budget", checked.span, proof.reason)
 
     def claim(self, statement: tree.Assert, verdict: Verdict) -> None:
         if verdict.status is Status.UNKNOWN:

@@ -56,7 +56,7 @@ class RuleProof:
         beyond_budget: whether it asks for `sync` with more bytes than are left of the budget for some hit, so that
             guard rail 1 decides; None where that is unknown or the rule is no `sync`.
         beyond_budget_example: such a hit.
-        reason: why `status` is unknown.
+        reason: why `status` or, where that is known, `beyond_budget` is unknown.
     """
 
     rule: Rule

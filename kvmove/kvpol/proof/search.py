@@ -12,13 +12,18 @@ from kvmove import schema
 from kvmove.errors import InternalError
 from kvmove.kvpol.proof.inputs import Inputs
 from kvmove.kvpol.proof.results import Example
-from kvmove.kvpol.proof.session import Session, Term
+from kvmove.kvpol.proof.session import Session, Term, check
 from kvmove.kvpol.proof.shrinking import Shrinking
 from kvmove.kvpol.proof.worlds import Goal, Setup, World
 from kvmove.records import Hit, StepState
 
 Examples = tuple[Example, ...]  # one for each hit of the world
-EVEN_BLOCKS = (1, 2, 3, 4, 8, 16)  # sizes of the hits that are tried as examples for rules with `at most`
+# Blocks of the hits that are tried as examples for rules with `at most`: the small ones in every combination of the
+# two hits that a question may have, the large ones with both alike.
+EVEN_BLOCKS = (1, 2, 3, 4, 8, 16)
+MANY_BLOCKS = (64, 256)
+# What products of variables are tried with where the solver has no answer: one factor varies, these are the others.
+FACTORS = (0, 1, 2, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +64,16 @@ class Search:
             # Products of variables can keep the solver busy for ever: then what is left is for the reals.
             share = 0.6 if self.world.session.nonlinear else 1.0
             exists = self._check(share * self.timeout_s)
-            if exists is None and self.world.session.nonlinear and not self._exists_in_reals(goal, deadline):
-                exists = False
+            if exists is None and self.world.session.nonlinear:
+                exists = self._in_few_factors(deadline)
+                if exists is None and not self._exists_in_reals(goal, deadline):
+                    exists = False
             if exists is False:
                 return Answer(False, (), None, perf_counter() - start)
             if exists is None and not self.world.cuts:
                 return Answer(None, (), self._reason(), perf_counter() - start)
             if self.world.cuts and not self._cut_evenly(deadline):
-                reason = "no example was found among hits of up to 16 blocks of the same size"
+                reason = f"no example was found among hits of up to {MANY_BLOCKS[-1]} blocks of the same size"
                 return Answer(None, (), reason, perf_counter() - start)
             examples = self._examples(shrink)
         finally:
@@ -123,9 +130,22 @@ class Search:
         solver.pop()
         return exists is not False
 
+    def _in_few_factors(self, deadline: float) -> bool | None:
+        """True where there is a solution that has a number of FACTORS in place of the factors that make products."""
+        number = self.world.session.number
+        seconds = (deadline - perf_counter()) / 2 / len(FACTORS)
+        for value in FACTORS:
+            self.solver.push()
+            self.solver.add(*(factor == number(value) for factor in self.world.session.factors))
+            if self._check(seconds):
+                return True
+            self.solver.pop()
+        return None
+
     def _cut_evenly(self, deadline: float) -> bool:
         """Add that hits have so many blocks of one size, for the least number that has an example."""
-        for sizes in product(EVEN_BLOCKS, repeat=len(self.world.prefixes)):
+        hits = len(self.world.prefixes)
+        for sizes in [*product(EVEN_BLOCKS, repeat=hits), *((many,) * hits for many in MANY_BLOCKS)]:
             self.solver.push()
             for blocks, prefixes in zip(sizes, self.world.prefixes, strict=True):
                 self.solver.add(*prefixes.evenly_cut(blocks))
@@ -139,15 +159,6 @@ class Search:
         if shrink:
             model = Shrinking(self.solver, self.world, perf_counter() + self.timeout_s).run()
         return tuple(_example(model, inputs) for inputs in self.world.inputs)
-
-
-def check(solver: Term, seconds: float, *assumed: Term) -> bool | None:
-    """Whether the solver's formulas can all hold; None where the time is not enough to tell."""
-    if seconds <= 0:
-        return None
-    solver.set("timeout", max(1, int(seconds * 1000)))
-    result = str(solver.check(*assumed))
-    return {"sat": True, "unsat": False}.get(result)
 
 
 def _example(model: Term, inputs: Inputs) -> Example:

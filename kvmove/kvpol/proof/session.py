@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from functools import cache
+from threading import current_thread, main_thread
 from typing import Any
 
 from kvmove.errors import Refused
@@ -33,14 +34,19 @@ class Session:
     """Makes terms. With `real`, variables range over all real numbers: what has no solution then has none in integers.
 
     Attributes:
-        nonlinear: whether a product of two variables was made; such formulas can be beyond the solver.
+        factors: all but one factor of each such product: with values for these, no product is left.
     """
 
     def __init__(self, *, real: bool = False) -> None:
         self.z3 = load_z3()
         self.context = self.z3.Context()
         self.real = real
-        self.nonlinear = False
+        self.factors: list[Term] = []
+
+    @property
+    def nonlinear(self) -> bool:
+        """Whether a product of two variables was made; such formulas can be beyond the solver."""
+        return bool(self.factors)
 
     def amount(self, name: str) -> Term:
         """An unknown number."""
@@ -82,8 +88,25 @@ class Session:
 
     def product(self, constant: int, factors: Sequence[Term]) -> Term:
         """The product of `constant` and `factors`."""
-        self.nonlinear = self.nonlinear or len(factors) > 1
+        self.factors += factors[1:]
         result = self.number(constant)
         for factor in factors:
             result = result * factor
         return result
+
+
+def check(solver: Term, seconds: float, *assumed: Term) -> bool | None:
+    """Whether the solver's formulas can all hold; None where the time is not enough to tell.
+
+    Raises:
+        KeyboardInterrupt: as anywhere else; z3 by itself would take it for an answer that it does not know.
+    """
+    if seconds <= 0:
+        return None
+    solver.set("timeout", max(1, int(seconds * 1000)))
+    # Elsewhere than in the main thread it is not z3's business: a server has its own way to stop.
+    solver.set("ctrl_c", current_thread() is main_thread())
+    result = str(solver.check(*assumed))
+    if result == "unknown" and "keyboard" in solver.reason_unknown():
+        raise KeyboardInterrupt
+    return {"sat": True, "unsat": False}.get(result)

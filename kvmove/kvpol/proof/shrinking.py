@@ -9,7 +9,7 @@ from time import perf_counter
 
 from kvmove import schema
 from kvmove.kvpol.proof.inputs import READABLE, Inputs
-from kvmove.kvpol.proof.session import Term
+from kvmove.kvpol.proof.session import Term, check
 from kvmove.kvpol.proof.worlds import World
 from kvmove.kvpol.units import OF_SCHEMA, show
 from kvmove.schema import Unit
@@ -26,7 +26,7 @@ _ROUND = {
     Unit.TIME: (10**9, 10**6, 10**3),
     Unit.NUMBER: (1000, 100, 10),
 }
-_MAX_CHECK_MS = 250  # an attempt that takes longer is not worth it: the example is right without it
+_MAX_CHECK_S = 0.25  # an attempt that takes longer is not worth it: the example is right without it
 
 
 class Shrinking:
@@ -113,13 +113,11 @@ class Shrinking:
 
     def _try(self, *facts: Term) -> bool:
         """Keep to `facts` from now on if that is possible, and is found out quickly."""
-        left_ms = int((self.deadline - perf_counter()) * 1000)
-        if left_ms <= 0:
+        if not self._in_time():
             return False
         self.solver.push()
         self.solver.add(*facts)
-        self.solver.set("timeout", min(left_ms, _MAX_CHECK_MS))
-        if str(self.solver.check()) == "sat":
+        if check(self.solver, min(self.deadline - perf_counter(), _MAX_CHECK_S)):
             self.model = self.solver.model()
             return True
         self.solver.pop()
