@@ -77,7 +77,9 @@ def _pretty(found: Comparison, names: tuple[str, str]) -> list[str]:
         }[found.sync]
     )
     for name, witness in zip(names, (found.only_first, found.only_second), strict=True):
-        if witness is not None:
+        if witness is not None and witness in found.equivalent.examples:
+            lines += ["", f"sync with {name} alone: the hit and the step above"]
+        elif witness is not None:
             lines += ["", f"sync with {name} alone:", *_shown(witness, found, names)]
     return lines
 

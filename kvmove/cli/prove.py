@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvmove.cli.policy_files import policy_files
 from kvmove.cli.quantities import parse_params, parse_seconds
+from kvmove.errors import PolicyError
 from kvmove.kvpol import Policy
 from kvmove.kvpol.render import render
 from kvmove.kvpol.source import printable
@@ -16,7 +19,8 @@ from kvmove.kvpol.source import printable
 if TYPE_CHECKING:
     from kvmove.kvpol.proof.results import Example, Report, Verdict
 
-PROVED, FALSE, UNKNOWN = 0, 1, 3  # 2: the policy or an option cannot be used
+PROVED, FALSE, UNUSABLE, UNKNOWN = 0, 1, 2, 3
+_WORST_LAST = (PROVED, UNKNOWN, FALSE, UNUSABLE)
 
 
 class Format(StrEnum):
@@ -27,7 +31,14 @@ class Format(StrEnum):
 
 
 def prove(
-    file: Annotated[str, typer.Argument(help="Policy file, or a policy that comes with kvmove.", metavar="FILE")],
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="Policy files, folders of them, or policies that come with kvmove.",
+            metavar="FILES...",
+            show_default=False,
+        ),
+    ],
     monotone: Annotated[
         bool,
         typer.Option("--monotone", help="Want a smaller hit to be sync wherever a larger one in the same step is."),
@@ -35,7 +46,7 @@ def prove(
     timeout: Annotated[str, typer.Option(help="Time for each question, such as 2s or 500ms.", metavar="TIME")] = "2s",
     param: Annotated[
         list[str] | None,
-        typer.Option(help="Value for a param of the policy. Repeatable.", metavar="NAME=VALUE", show_default=False),
+        typer.Option(help="Value for a param of the policies. Repeatable.", metavar="NAME=VALUE", show_default=False),
     ] = None,
     format: Annotated[Format, typer.Option(help="How to print it.")] = Format.PRETTY,
 ) -> None:
@@ -44,23 +55,53 @@ def prove(
     Where not, an example says so, as `kvmove decide` takes it. A rule that relies on the scheduler to keep to the
     step's budget is noted. Needs the extra `prove` (z3).
 
-    Exit status 0: proved, perhaps with notes. 1: an assert is false, a rule is dead or, with --monotone, the policy
-    is not monotone. 2: the policy or an option cannot be used. 3: nothing is false, and something is unknown.
+    Exit status 0: proved, perhaps with notes. 1: an assert is false, a rule is dead or, with --monotone, a policy
+    is not monotone. 2: a policy or an option cannot be used. 3: nothing is false, and something is unknown.
     """
-    from kvmove.kvpol.proof import prove as prove_policy
-    from kvmove.kvpol.proof.results import Status
-
-    policy = Policy.load(file, parse_params(param or []))
-    report = prove_policy(policy, monotone=monotone, timeout_s=parse_seconds(timeout, "--timeout"))
+    timeout_s, params = parse_seconds(timeout, "--timeout"), parse_params(param or [])
+    found = [_prove(name, params, monotone, timeout_s) for name in policy_files(files)]
     if format is Format.JSON:
-        typer.echo(json.dumps(_as_json(report), indent=2))
+        typer.echo(json.dumps([_as_json(each) for each in found], indent=2))
     else:
-        for finding in report.findings:
-            typer.echo(render(finding, policy.analysis.source) + "\n")
-        typer.echo(f"{printable(file)}: {_summary(report)}")
-    status = {Status.PROVED: PROVED, Status.FALSE: FALSE, Status.UNKNOWN: UNKNOWN}[report.status]
-    if status:
-        raise typer.Exit(status)
+        for each in found:
+            _print(each)
+    worst = max((each.exit_status for each in found), key=_WORST_LAST.index)
+    if worst:
+        raise typer.Exit(worst)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proved:
+    """One policy that was named, with its report, or why there is none."""
+
+    name: str
+    report: Report | None
+    error: str | None = None
+
+    @property
+    def exit_status(self) -> int:
+        if self.report is None:
+            return UNUSABLE
+        return {"proved": PROVED, "false": FALSE, "unknown": UNKNOWN}[self.report.status]
+
+
+def _prove(name: str, params: dict[str, str], monotone: bool, timeout_s: float) -> _Proved:
+    from kvmove.kvpol.proof import prove as prove_policy
+
+    try:
+        policy = Policy.load(name, params)
+    except PolicyError as e:
+        return _Proved(name, None, str(e) if e.findings else f"error: {e}")
+    return _Proved(name, prove_policy(policy, monotone=monotone, timeout_s=timeout_s))
+
+
+def _print(proved: _Proved) -> None:
+    if proved.report is None:
+        typer.echo(proved.error, err=True)
+        return
+    for finding in proved.report.findings:
+        typer.echo(render(finding, proved.report.policy.analysis.source) + "\n")
+    typer.echo(f"{printable(proved.name)}: {_summary(proved.report)}")
 
 
 def _summary(report: Report) -> str:
@@ -76,9 +117,12 @@ def _summary(report: Report) -> str:
     return f"{report.status}: {', '.join(parts)}"
 
 
-def _as_json(report: Report) -> dict[str, object]:
-    source = report.policy.analysis.source
+def _as_json(proved: _Proved) -> dict[str, object]:
+    if proved.report is None:
+        return {"file": proved.name, "status": "unusable", "error": proved.error}
+    report, source = proved.report, proved.report.policy.analysis.source
     return {
+        "file": proved.name,
         "policy": report.policy.name,
         "hash": report.policy.hash,
         "status": report.status,
