@@ -127,6 +127,10 @@ class Transfers:
             return
         self._bulk[job] = load.parts
 
+    def spoil(self, chunk_ids: NDArray[np.int32]) -> None:
+        """Let no load read these chunks until a store has written them: what they were to hold is worth nothing."""
+        self._bad_chunks.update(chunk_ids.tolist())
+
     def wait(self, jobs: Iterable[int]) -> None:
         """Let the current stream wait for these jobs. Does not block the host. Jobs that have ended are passed over.
 
