@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvmove.errors import RecordError
 
@@ -44,26 +44,33 @@ class BlockSizes:
 
     block_tokens: int
     groups: tuple[GroupBytes, ...]
+    # What every hit needs, from `groups`: what a block adds in those without a window, and those with one.
+    _full_bytes: int = field(init=False, repr=False, compare=False)
+    _windows: tuple[GroupBytes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.block_tokens) is not int or self.block_tokens < 1:
             raise RecordError(f"block sizes: block_tokens is {self.block_tokens!r}; an int of at least 1 is needed")
         if not self.groups or not all(isinstance(g, GroupBytes) for g in self.groups):
             raise RecordError(f"block sizes: groups is {self.groups!r}; a tuple with a GroupBytes a group is needed")
+        windows = tuple(g for g in self.groups if g.window_bytes is not None)
+        object.__setattr__(self, "_windows", windows)
+        object.__setattr__(self, "_full_bytes", sum(g.block_bytes for g in self.groups if g.window_bytes is None))
 
     @property
     def has_windows(self) -> bool:
         """Whether a group does not grow with every block."""
-        return any(g.window_bytes is not None for g in self.groups)
+        return bool(self._windows)
 
     def bytes_of(self, blocks: int) -> int:
         """Bytes of this many leading whole blocks. It never falls as the blocks grow."""
-        return sum(g.of_blocks(blocks) for g in self.groups)
+        num_bytes = blocks * self._full_bytes
+        return num_bytes + sum(g.of_blocks(blocks) for g in self._windows) if self._windows else num_bytes
 
     def blocks_within(self, limit_bytes: int, most: int) -> int:
         """The most leading whole blocks, up to `most`, that weigh no more than the limit; 0 where not one does."""
-        if len(self.groups) == 1 and self.groups[0].window_bytes is None:
-            return min(most, limit_bytes // self.groups[0].block_bytes)
+        if not self._windows:
+            return min(most, limit_bytes // self._full_bytes)
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -81,8 +88,8 @@ class BlockSizes:
             )
         most = self.bytes_of(blocks)
         # A cut inside a window's block can move the window by one block, so with windows only the upper bound is sure.
-        least = 0 if self.has_windows else self.bytes_of(blocks - 1) + 1
-        if tokens == blocks * self.block_tokens and not self.has_windows:
+        least = 0 if self._windows else most - self._full_bytes + 1
+        if tokens == blocks * self.block_tokens and not self._windows:
             least = most
         if not least <= num_bytes <= most:
             return f"{blocks} blocks of these sizes are {most} bytes, not {num_bytes}"

@@ -8,8 +8,10 @@ Nothing here imports torch, and numpy is imported only where an index array is m
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from kvmove import schema
 from kvmove.errors import RecordError
@@ -34,7 +36,9 @@ __all__ = [
     "Store",
 ]
 
-RECORDS_VERSION = 3
+RECORDS_VERSION = 4
+
+_Limits = tuple[tuple[int, int, bool], ...]
 
 
 class Action(StrEnum):
@@ -180,8 +184,12 @@ class Decision:
     partial: bool = False  # only some leading blocks of the hit; the rest of its tokens are computed
 
     def __post_init__(self) -> None:
-        who = f"decision of {self.request}"
-        _check_counts(who, blocks=self.blocks, tokens=self.tokens, bytes=self.bytes, rule=self.rule or 0)
+        blocks, tokens, num_bytes, rule = self.blocks, self.tokens, self.bytes, self.rule or 0
+        if not (type(blocks) is type(tokens) is type(num_bytes) is type(rule) is int) or (
+            blocks < 0 or tokens < 0 or num_bytes < 0 or rule < 0
+        ):
+            who = f"decision of {self.request}"
+            _check_counts(who, blocks=blocks, tokens=tokens, bytes=num_bytes, rule=rule)
         loads = self.action in (Action.SYNC, Action.ASYNC)
         if loads != (self.blocks > 0):
             raise RecordError(f"decision of {self.request}: {self.action} with {self.blocks} blocks to load")
@@ -225,10 +233,11 @@ class Result:
     bytes: int  # payload bytes moved
     elapsed_ns: int | None  # from the start of its copies to their end on the device; None if not measured
     error: str | None = None
+    predicted_ns: int | None = None  # `elapsed_ns` as the mover's profile has it; None without one
 
     def __post_init__(self) -> None:
-        counts = {"job": self.job, "blocks": self.blocks, "bytes": self.bytes, "elapsed_ns": self.elapsed_ns or 0}
-        _check_counts("result", **counts)
+        times = {"elapsed_ns": self.elapsed_ns or 0, "predicted_ns": self.predicted_ns or 0}
+        _check_counts("result", job=self.job, blocks=self.blocks, bytes=self.bytes, **times)
         if not isinstance(self.kind, JobKind) or not isinstance(self.lane, Lane):
             raise RecordError(f"result of job {self.job}: kind {self.kind!r} in lane {self.lane!r}")
 
@@ -247,7 +256,18 @@ def _check_counts(who: str, **counts: int) -> None:
             raise RecordError(f"{who}: {name} is {value!r}; an int of at least 0 is needed")
 
 
+def _limits(variables: tuple[schema.Variable, ...]) -> tuple[Callable[[object], tuple[object, ...]], _Limits]:
+    """What reads all the variables of a record at once, and the range and optionality of each."""
+    return attrgetter(*(v.attribute for v in variables)), tuple((v.low, v.high, v.optional) for v in variables)
+
+
 def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: str) -> None:
+    read, limits = _LIMITS[what]
+    for value, (low, high, optional) in zip(read(record), limits, strict=True):
+        if not (type(value) is int and low <= value <= high) and not (value is None and optional):
+            break
+    else:  # a record is built for every hit, so the usual case has a loop that does nothing else
+        return
     for v in variables:
         value = getattr(record, v.attribute)
         if (type(value) is int and v.low <= value <= v.high) or (value is None and v.optional):
@@ -256,6 +276,9 @@ def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: 
             hint = " or None" if v.optional else ""
             raise RecordError(f"{what}: {v.attribute} is {value!r}; an int{hint} is needed ({v.doc})")
         raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
+
+
+_LIMITS = {"hit": _limits(schema.HIT), "step": _limits(schema.STEP)}
 
 
 def _check_invariants(record: object, invariants: tuple[schema.Invariant, ...], what: str) -> None:

@@ -119,7 +119,7 @@ class Endings:
             if load.is_sync and result.error is not None:
                 self._fail_sync(load, result.error)
             # With a rank lost, the blocks may well be good, and nothing is loaded before the rank was replaced.
-            joined = self._loads.end(load, discard=result.error is not None and not self._board.lost_ranks)
+            joined = self._loads.end(load, discard=result.error is not None and self._board.is_whole)
             if load.is_abandoned:
                 self._outcome.freed.append(load.spec.request)
             elif not load.is_sync:

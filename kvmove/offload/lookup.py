@@ -36,9 +36,12 @@ class PrefixSearch:
         for g in self._full:
             if end <= first:
                 return first
-            found = self._tier.lookup(keys[g][first_chunk : -(-end // k)])
-            end = min(end, (first_chunk + found) * k)
-        before = -1
+            end_chunk = -(-end // k)
+            wanted = keys[g]
+            if first_chunk or end_chunk < len(wanted):
+                wanted = wanted[first_chunk:end_chunk]
+            end = min(end, (first_chunk + self._tier.lookup(wanted)) * k)
+        before = end if not self._windows else -1
         while end > first and end != before:  # one group's cut can leave another group's window without a block
             before = end
             for g, needed in self._windows:

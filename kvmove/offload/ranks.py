@@ -61,6 +61,11 @@ class RankBoard:
         return frozenset(self._open)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every rank works."""
+        return not self._lost
+
+    @property
     def lost_ranks(self) -> dict[int, str]:
         """Ranks that do not work, with the reason of each."""
         return dict(self._lost)

@@ -371,7 +371,7 @@ class OffloadScheduler:
                 f"computed: {num_tokens!r} tokens of {request}, which has {record.num_tokens}; extend() it first"
             )
         record.computed_tokens = num_tokens
-        if not self._board.lost_ranks:
+        if self._board.is_whole:
             self._stores.defer(record, min(num_tokens // self._chunk_tokens, len(record.keys[0])))
 
     # -- the end of a request ---------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class OffloadScheduler:
     # -- the parts of it --------------------------------------------------------------------------------------------
 
     def _looked_up(self, record: Request) -> Lookup:
-        if self._board.lost_ranks or self._loads.is_leaving(record.name):
+        if not self._board.is_whole or self._loads.is_leaving(record.name):
             return MISS
         end = self._finder.find(record)
         if end <= record.cached_blocks:
@@ -472,7 +472,7 @@ class OffloadScheduler:
 
     def _make_stores(self) -> list[StoreSpec]:
         """The stores of what is deferred, each with a job that every rank is to report."""
-        if self._board.lost_ranks:
+        if not self._board.is_whole:
             self._stores.put_off_all()
             return []
         stores = []
