@@ -40,6 +40,7 @@ from kvmove.records import (
 )
 
 if TYPE_CHECKING:
+    from kvmove.costs import Profile
     from kvmove.kvpol import Policy
     from kvmove.kvpol.reload import PolicyFile
     from kvmove.move import CacheLayout, HostPool, Mover, Ticket, load_batch, store_batch
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Policy": "kvmove.kvpol",
+    "Profile": "kvmove.costs",
     "PolicyFile": "kvmove.kvpol.reload",
     "StepScheduler": "kvmove.schedule",
     "HostTier": "kvmove.tier",
@@ -86,6 +88,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicyFile",
+    "Profile",
     "RecordError",
     "Refused",
     "Result",

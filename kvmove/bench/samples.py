@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
+Name = TypeVar("Name")
 Measure = Callable[[], float]  # takes one measurement
 
 
@@ -26,7 +28,7 @@ def half_range(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / 2
 
 
-def in_turn(rounds: int, measures: Mapping[str, Measure], *, warm_up: int = 2) -> dict[str, list[float]]:
+def in_turn(rounds: int, measures: Mapping[Name, Measure], *, warm_up: int = 2) -> dict[Name, list[float]]:
     """Each measure's values, taken in turn: round i of all before round i + 1 of any.
 
     The first `warm_up` rounds are not counted.

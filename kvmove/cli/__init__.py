@@ -1,6 +1,6 @@
 """The command line. Commands live in modules of their own; what they have in common about failing is here.
 
-Nothing here imports torch: only `kvmove replay` and `kvmove bench` do, when they begin to work.
+Nothing here imports torch: only `kvmove replay`, `kvmove bench` and `kvmove calibrate` do, when they begin to work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from kvmove import __version__
 from kvmove.cli.bench import bench as _bench
+from kvmove.cli.calibrate import calibrate as _calibrate
 from kvmove.cli.check import check as _check
 from kvmove.cli.decide import decide as _decide
 from kvmove.cli.diff import diff as _diff
@@ -100,6 +101,7 @@ app.command(short_help="Check and complete policies in an editor.")(_lsp)
 app.command(short_help="Run a trace under policies, and compare them.")(_replay)
 app.add_typer(_trace, name="trace")
 app.add_typer(_bench, name="bench", short_help="Measure on this machine's GPU.")
+app.command(short_help="Measure which path is quickest here.")(_calibrate)
 
 
 def _print_version(asked: bool) -> None:

@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from kvmove.costs import Profile
 from kvmove.errors import MoverClosed, Refused
 from kvmove.move.checks import UniqueCheck, as_jobs, refuse_bad_jobs, refuse_bad_parts, refuse_out_of_range
 from kvmove.move.flight import Flight
 from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
+from kvmove.move.identity import identity
 from kvmove.move.indices import IndexRing
 from kvmove.move.layout import CacheLayout
-from kvmove.move.paths import Paths
+from kvmove.move.paths import Paths, work_of
 from kvmove.move.queues import Queue, Queues, queues_for
 from kvmove.move.submission import Batch, Job, Submission
 from kvmove.move.ticket import Ticket
@@ -52,6 +54,7 @@ class Mover:
         pool: HostPool,
         *,
         path: str | None = None,
+        profile: Profile | None = None,
         index_capacity: int | None = None,
         queues: Queues | None = None,
     ) -> None:
@@ -60,12 +63,15 @@ class Mover:
         Args:
             path: `direct`, `tma`, `staged`, `engine` or `reference`, for every job. None chooses for each by a measured
                 table, among the paths that work on this machine.
+            profile: what `kvmove calibrate` measured here: each job takes the path that it predicts to be the quickest,
+                and results say what was predicted.
             index_capacity: indices (two a block) of all jobs in flight together. By default enough for all slots of
                 the cache twice, or once where twice would be more than a million; at least 65,536.
             queues: where the copies run; None takes the device's own. Tests pass slow ones.
 
         Raises:
-            Refused: pool and layout do not fit together, or the named path does not work here.
+            Refused: pool and layout do not fit together, the named path does not work here, or the profile is of
+                another machine, driver or version.
             PinningError: the index ring could not be pinned.
         """
         on_cuda = layout.device.type == "cuda"
@@ -79,7 +85,10 @@ class Mover:
         if on_cuda and not pool.pinned:
             raise Refused(f"the cache is on {layout.device} and the pool is not pinned; make it for that device")
         self.layout, self.pool = layout, pool
-        self._paths = Paths(layout, pool, path)
+        if profile is not None:
+            profile.refuse_elsewhere(**identity(layout.device))
+        self._costs = None if profile is None else profile.model
+        self._paths = Paths(layout, pool, path, self._costs)
         self._queues = queues or queues_for(layout.device)
         smallest = min(page.num_bytes for group in layout.groups for page in group.pages)
         bulk = next(programs for num_bytes, programs in BULK_PROGRAMS if smallest >= num_bytes)
@@ -123,10 +132,11 @@ class Mover:
             self._unique.refuse_repeated_slots(loads)
             # All expedited loads go together; bulk loads apart, so that each is reported when it is done.
             urgent = [(x.job, x.parts) for x in loads if x.lane is Lane.EXPEDITED]
-            batches = [self._batch(Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), path)] if urgent else []
+            load = JobKind.LOAD
+            batches = [self._batch(load, Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), path)] if urgent else []
             bulk = [((x.job, x.parts),) for x in loads if x.lane is Lane.BULK]
-            batches += [self._batch(Lane.BULK, Queue.BULK, job, path) for job in bulk]
-            made = self._submit(JobKind.LOAD, batches, after)
+            batches += [self._batch(load, Lane.BULK, Queue.BULK, job, path) for job in bulk]
+            made = self._submit(load, batches, after)
             waited = [s for s in made if s.batch.lane is Lane.EXPEDITED]
             return Ticket(self, tuple(x.job for x in loads), waited, strict=strict)
 
@@ -140,13 +150,17 @@ class Mover:
             refuse_bad_parts("store", stores, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated_places(stores)
             jobs = [((x.job, x.parts),) for x in stores]
-            made = self._submit(JobKind.STORE, [self._batch(Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
+            store = JobKind.STORE
+            made = self._submit(store, [self._batch(store, Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
 
-    def _batch(self, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
+    def _batch(self, kind: JobKind, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
         parts = [part for _, of_job in jobs for part in of_job]
-        path = self._paths.choose(lane, parts) if name is None else self._paths.named(name)
-        return Batch(lane, queue, path, jobs, parts)
+        path = self._paths.choose(kind, lane, parts) if name is None else self._paths.named(name)
+        batch = Batch(lane, queue, path, jobs, parts)
+        if self._costs is not None:
+            batch.predicted_ns = self._costs.predict_ns(kind, path.name, lane, work_of(parts, self.layout.groups))
+        return batch
 
     def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
         """Launch each batch after the engine's stream, or after the event `after`."""

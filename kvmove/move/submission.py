@@ -27,6 +27,7 @@ class Batch:
     path: Path
     jobs: tuple[Job, ...]
     parts: list[Part]  # of all jobs
+    predicted_ns: int | None = None  # device time of all of it
 
 
 class Indices:
@@ -116,6 +117,7 @@ class Submission:
                 bytes=sum(len(p.slots) * groups[p.group].block_bytes for p in parts) if ok else 0,
                 elapsed_ns=elapsed_ns,
                 error=self.error,
+                predicted_ns=self.batch.predicted_ns,
             )
             for job, parts in self.batch.jobs
         ]

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 
+from kvmove.costs import CostModel, Work
 from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Pairs
-from kvmove.move.layout import CacheLayout
+from kvmove.move.layout import CacheLayout, Group
 from kvmove.move.paths.direct import DirectPath
 from kvmove.move.paths.engine import EnginePath
 from kvmove.move.paths.reference import ReferencePath
 from kvmove.move.paths.staged import StagedPath
 from kvmove.move.paths.tma import TmaPath
-from kvmove.records import Lane, Part
+from kvmove.records import JobKind, Lane, Part
 
 _log = logging.getLogger(__name__)
 
@@ -57,16 +59,27 @@ STAGED_BLOCK_BYTES = 384 << 10
 ENGINE_PAGE_BYTES = 1 << 20
 
 
+def work_of(parts: Sequence[Part], groups: Sequence[Group]) -> Work:
+    """What parts move, in the terms of the cost model."""
+    num_bytes = blocks = pages = 0
+    for part in parts:
+        group, count = groups[part.group], len(part.slots)
+        num_bytes += count * group.block_bytes
+        blocks += count
+        pages += count * len(group.pages)
+    return Work(num_bytes, blocks, pages)
+
+
 class Paths:
     """The paths of one mover. Those that the default choice can take are made at once, others when first named."""
 
-    def __init__(self, layout: CacheLayout, pool: HostPool, always: str | None) -> None:
-        """Keep to the path called `always`, or choose for each job where it is None.
+    def __init__(self, layout: CacheLayout, pool: HostPool, always: str | None, costs: CostModel | None = None) -> None:
+        """Keep to the path called `always`; where it is None choose for each job, by `costs` where they are given.
 
         Raises:
             Refused: there is no such path, or it does not work on this machine; naming one never falls back.
         """
-        self._layout, self._pool = layout, pool
+        self._layout, self._pool, self._costs = layout, pool, costs
         self._of_large_pages = {
             g.index for g in layout.groups if len(g.pages) == 1 and g.block_bytes >= ENGINE_PAGE_BYTES
         }
@@ -75,6 +88,9 @@ class Paths:
         if self._always is None:
             for name in ("direct", "staged", "engine"):
                 self.named(name)
+            with suppress(Refused):  # not every cache is for it
+                if costs is not None:
+                    self.named("tma")
 
     @property
     def always(self) -> str:
@@ -106,10 +122,14 @@ class Paths:
             self._made[name] = _MAKERS[name](self._layout, self._pool)
         return self._made[name]
 
-    def choose(self, lane: Lane, parts: Sequence[Part]) -> Path:
+    def choose(self, kind: JobKind, lane: Lane, parts: Sequence[Part]) -> Path:
         """The path for a job of these parts in a lane."""
         if self._always is not None:
             return self._always
+        if self._costs is not None:
+            quickest = self._costs.quickest(kind, self._made, lane, work_of(parts, self._layout.groups))
+            if quickest is not None:
+                return self._made[quickest]
         if self._of_large_pages and all(p.group in self._of_large_pages for p in parts):
             return self._made["engine"]
         if lane is Lane.BULK:
