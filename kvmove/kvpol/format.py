@@ -8,7 +8,7 @@ empty lines between statements, all of which the layout itself keeps; so formatt
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ from kvmove.records import Action
 COMMENT_SPACE = 2  # columns between code and a comment that trails it
 LABEL_SPACE = 2  # columns between the longest label and the decisions
 
+_NOTHING, _BLANK = Gap((), False), Gap((), True)
 _RULE_STARTS = frozenset({"LABEL", *(action.name for action in Action)})
 
 
@@ -47,6 +48,23 @@ def format_text(source: str, *, name: str = "<policy>") -> str:
     if [(t.kind, t.text) for t in tokenize(Source(name, formatted), Findings())] != [(t.kind, t.text) for t in tokens]:
         raise InternalError(f"{name}: formatting would change what this policy says; it is left as it is")
     return formatted
+
+
+def lay_out(statements: Iterable[Sequence[Token]]) -> str:
+    """The text of statements without comments, in the same layout, with an empty line between those of two kinds.
+
+    Nothing is read but kinds and texts of the tokens. That they are statements is up to the caller.
+    """
+    blocks: list[list[_Statement]] = []
+    for tokens in statements:
+        kind = "RULE" if tokens[0].kind in _RULE_STARTS else tokens[0].kind
+        is_next = bool(blocks) and blocks[-1][0].kind == kind
+        statement = _Statement(kind, Lines(tokens, [_NOTHING] * len(tokens)), _NOTHING if is_next else _BLANK)
+        if is_next:
+            blocks[-1].append(statement)
+        else:
+            blocks.append([statement])
+    return "".join(f"{line}\n" for line in _lines(blocks, _NOTHING)) if blocks else ""
 
 
 def _statements_of(source: Source) -> tuple[list[Token], list[int]]:

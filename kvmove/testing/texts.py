@@ -1,186 +1,146 @@
-"""A Hypothesis strategy for policies: random texts that are typed, bounded and accepted by the checker.
+"""A Hypothesis strategy for policies: random texts that are typed, bounded, laid out, and accepted by the checker.
 
-They use every operator, function and unit, lets that build on lets, conditions under `not`, ratios with
-denominators that vary, and constants at the edges of ranges and words.
+They use every operator, function and unit, lets that build on lets, conditions under `not`, ratios with denominators
+that vary, and constants at the edges of ranges and words, beside each other and beside what is left of the budget.
+Nothing is parsed, and nothing drawn is thrown away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from hypothesis import strategies as st
 
-from kvmove import schema
-from kvmove.kvpol.analyse import analyse
-from kvmove.kvpol.source import Source
-from kvmove.schema import Scope, Unit
+from kvmove.errors import Refused
+from kvmove.kvpol.format import lay_out
+from kvmove.kvpol.lexer import Token
+from kvmove.schema import Unit
+from kvmove.testing.amounts import Amounts
+from kvmove.testing.conditions import Conditions
+from kvmove.testing.tape import Tape
+from kvmove.testing.terms import Term, token
 
-_READABLE = [v for v in schema.VARIABLES if v.scope is not Scope.OUTCOME]
-_UNITS = {
-    Unit.BYTES: ["B", "KB", "MB", "GB", "KiB", "MiB", "GiB"],
-    Unit.TOKENS: ["tok"],
-    Unit.TIME: ["ns", "us", "ms", "s"],
-    Unit.NUMBER: ["", "", "%"],
-}
-_NAMES = {unit: [v.name for v in _READABLE if v.unit is unit] for unit in Unit}
-_SMALLEST = {Unit.BYTES: "B", Unit.TOKENS: "tok", Unit.TIME: "ns", Unit.NUMBER: ""}
-_EDGES = [0, 1, 2, 3, 7, 100, 255, 1 << 10, (1 << 16) - 1, 1 << 24, (1 << 31) - 1, (1 << 44) - 1, 1 << 46]
-# Every second one is exact in any unit; the others suit units of 1,000 or 1,024.
-_FRACTIONS = ["0.5", "1.5", "2.25", "0.125"]
+_ACTIONS = ("sync", "async", "recompute", "defer")
+_TYPES = (Unit.BYTES, Unit.TOKENS, Unit.TIME, Unit.NUMBER)
+_MAX_PARAMS, _MAX_LETS = 2, 3
+_PARAM, _LET, _RULE, _ASSERT = 6, 24, 30, 16  # bytes of the tape for one statement of depth 3
 
 
 def policies(*, max_rules: int = 5, max_depth: int = 3) -> st.SearchStrategy[str]:
-    """Draw the text of a policy that parses, checks and compiles."""
-    return _texts(max_rules, max_depth).filter(_accepted)
+    """Draw the text of a policy that parses, checks and compiles. It shrinks to few rules with plain conditions.
+
+    Args:
+        max_rules: rules with a condition, at most; one without may follow.
+        max_depth: how deep conditions and amounts nest, about.
+
+    Raises:
+        Refused: `max_rules` is not in [0, 100] or `max_depth` not in [0, 8].
+    """
+    if not (0 <= max_rules <= 100 and 0 <= max_depth <= 8):
+        raise Refused(f"max_rules is {max_rules} and max_depth {max_depth}; [0, 100] and [0, 8] are possible")
+    size = Amounts.TAPE + 3 + _MAX_PARAMS * _PARAM + _MAX_LETS * _part(_LET, max_depth)
+    size += max_rules * _part(_RULE, max_depth) + _ASSERT
+    return st.binary(min_size=size, max_size=size).map(partial(_written, max_rules, max_depth))
 
 
-def _accepted(text: str) -> bool:
-    """Whether the checker takes the text: a product of drawn factors can pass the bound of 2**128."""
-    return analyse(Source("<drawn>", text)).program is not None
+def _part(length: int, max_depth: int) -> int:
+    """Bytes of a statement: it has more of them to choose from where it may nest deeper."""
+    return max(8, length * max_depth // 3)
 
 
-@st.composite
-def _texts(draw: st.DrawFn, max_rules: int, max_depth: int) -> str:
-    writer = _Writer(draw, max_depth)
-    lines = ['policy "drawn"'] if draw(st.booleans()) else []
-    if draw(st.booleans()):
-        lines.append("param budget: bytes = 64MiB")
-    lines += [writer.param(i) for i in range(draw(st.integers(0, 2)))]
-    lines += [writer.let(i) for i in range(draw(st.integers(0, 3)))]
-    for i in range(draw(st.integers(0, max_rules))):
-        label = f"@r{i} " if draw(st.booleans()) else ""
-        lines.append(f"{label}{writer.decision()} if {writer.condition(max_depth)}")
-    if draw(st.booleans()):
-        lines.append(writer.decision())
-    if draw(st.booleans()):
-        lines.append(f"assert {writer.action()} implies {writer.condition(1)}")
-    return "\n".join(lines) + "\n"
+def _written(max_rules: int, max_depth: int, data: bytes) -> str:
+    tape = Tape(data)
+    writer = _Writer(Amounts(tape.part(Amounts.TAPE)), max_depth)
+    statements: list[list[Token]] = []
+    last, has_budget, has_title = tape.byte(), tape.below(2), tape.below(2)
+    if has_title:
+        statements.append([token("policy"), token('"drawn"')])
+    if has_budget:
+        statements.append([token(t) for t in ("param", "budget", ":", "bytes", "=", "64MiB")])
+    for _ in range(_MAX_PARAMS):
+        statements += writer.param(tape.part(_PARAM))
+    for _ in range(_MAX_LETS):
+        statements += writer.let(tape.part(_part(_LET, max_depth)))
+    for _ in range(max_rules):
+        statements += writer.rule(tape.part(_part(_RULE, max_depth)))
+    if last % 2 == 0:
+        statements.append([token(_ACTIONS[(last // 2 + 1) % 4])])
+    statements += writer.assertion(tape.part(_ASSERT))
+    return lay_out(statements)
 
 
 class _Writer:
-    """Writes expressions of a wanted type, from a source of choices."""
+    """Writes statements, each from a part of the tape, and none where that part says so."""
 
-    def __init__(self, draw: st.DrawFn, max_depth: int) -> None:
-        self.draw, self.max_depth = draw, max_depth
-        # A few variables of each unit: that the same one comes up again is what tests reading it once.
-        self.amounts: dict[Unit, list[str]] = {
-            unit: draw(st.lists(st.sampled_from(_NAMES[unit]), min_size=1, max_size=3)) for unit in Unit
-        }
-        self.conditions: list[str] = []
-        self.estimates = [v.name for v in _READABLE if v.optional]
+    def __init__(self, amounts: Amounts, max_depth: int) -> None:
+        self.amounts, self.conditions, self.max_depth = amounts, Conditions(amounts), max_depth
+        self.num_params = self.num_lets = self.num_rules = 0
 
-    def pick(self, items: list[str]) -> str:
-        return self.draw(st.sampled_from(items))
+    def param(self, tape: Tape) -> list[list[Token]]:
+        """`param p0: bytes = 3MiB`."""
+        how = tape.byte()
+        if how % 2 == 0:
+            return []
+        name, kind = f"p{self.num_params}", how // 2 % 6
+        self.num_params += 1
+        start = [token("param"), token(name), token(":")]
+        if kind >= 4:
+            self.conditions.names.append(name)
+            return [[*start, token("bool"), token("="), token(tape.pick(("true", "false")))]]
+        unit = _TYPES[kind]
+        value = self.amounts.quantity(tape, unit)
+        sign = [token("-")] if tape.below(4) == 3 else []
+        self.amounts.define(unit, name, value)
+        return [[*start, token(unit.value), token("="), *sign, *value.tokens]]
 
-    def unit(self) -> Unit:
-        return self.draw(st.sampled_from(list(Unit)))
+    def let(self, tape: Tape) -> list[list[Token]]:
+        """`let x0 = load_time + step_time`."""
+        how = tape.byte()
+        if how % 2 == 0:
+            return []
+        name, kind = f"x{self.num_lets}", how // 2 % 8
+        self.num_lets += 1
+        if kind >= 4:
+            value = self.conditions.condition(tape, self.max_depth)
+            self.conditions.names.append(name)
+        else:
+            value = self.amounts.amount(tape, _TYPES[kind], self.max_depth)
+            self.amounts.define(_TYPES[kind], name, value)
+        return [[token("let"), token(name), token("="), *value.tokens]]
 
-    def action(self) -> str:
-        return self.pick(["sync", "async", "recompute", "defer"])
+    def rule(self, tape: Tape) -> list[list[Token]]:
+        """`@r0 sync at most budget_remaining if bytes > 1MiB`."""
+        how = tape.byte()
+        if how % 2 == 0:
+            return []
+        action, kind = _ACTIONS[how // 2 % 4], how // 8
+        label = [token(f"@r{self.num_rules}")] if kind % 2 else []
+        self.num_rules += 1
+        limit: list[Token] = []
+        if action in ("sync", "async") and kind // 2 % 3 == 2:
+            limit = [token("at"), token("most"), *self._limit(tape).tokens]
+        condition = self.conditions.condition(tape, self.max_depth)
+        return [[*label, token(action), *limit, token("if"), *condition.tokens]]
 
-    def decision(self) -> str:
-        """An action, which for one in three loads is cut to a limit."""
-        action = self.action()
-        if action not in ("sync", "async") or self.draw(st.integers(0, 2)):
-            return action
-        unit = self.draw(st.sampled_from([Unit.BYTES, Unit.TOKENS]))
-        size = "bytes" if unit is Unit.BYTES else "tokens"
-        ways: list[Callable[[], str]] = [
-            lambda: self.pick(["budget_remaining", f"{size} / 2", f"{size} - 1{_SMALLEST[unit]}"]),
-            lambda: self.amount(unit, self.max_depth),
-            lambda: f"{size} * {self.group(self.ratio(unit, unit, 1))}",
-        ]
-        return f"{action} at most {self.draw(st.sampled_from(ways))()}"
+    def _limit(self, tape: Tape) -> Term:
+        how = tape.byte()
+        unit = (Unit.BYTES, Unit.TOKENS)[how % 2]
+        return self.amounts.limit(tape, unit, how // 2 % 4, self.max_depth)
 
-    def param(self, index: int) -> str:
-        name = f"p{index}"
-        if self.draw(st.booleans()):
-            self.conditions.append(name)
-            return f"param {name}: bool = {self.pick(['true', 'false'])}"
-        unit = self.unit()
-        self.amounts[unit].append(name)
-        return f"param {name}: {unit.value} = {self.pick(['', '-'])}{self.quantity(unit)}"
-
-    def let(self, index: int) -> str:
-        name = f"x{index}"
-        if self.draw(st.booleans()):
-            text = f"let {name} = {self.condition(self.max_depth)}"
-            self.conditions.append(name)
-            return text
-        unit = self.unit()
-        text = f"let {name} = {self.amount(unit, self.max_depth)}"
-        self.amounts[unit].append(name)
-        return text
-
-    def quantity(self, unit: Unit) -> str:
-        suffix = self.pick(_UNITS[unit])
-        if suffix in ("KB", "KiB", "MiB", "us", "s", "", "%") and self.draw(st.booleans()):
-            return self.pick(_FRACTIONS) + suffix
-        return str(self.draw(st.sampled_from(_EDGES) | st.integers(0, 5000))) + suffix
-
-    def leaf(self, unit: Unit) -> str:
-        return self.quantity(unit) if self.draw(st.booleans()) else self.pick(self.amounts[unit])
-
-    def divisor(self, unit: Unit) -> str:
-        """Something of `unit` that cannot be zero."""
-        never_zero = [v.name for v in _READABLE if v.low > 0 and v.unit is unit]
-        plain = self.draw(st.booleans())
-        if never_zero and plain:
-            return self.pick(never_zero)
-        return f"max({self.pick(self.amounts[unit])}, {self.pick(['1', '3', '1000'])}{_SMALLEST[unit]})"
-
-    def amount(self, unit: Unit, depth: int) -> str:
-        if depth == 0:
-            return self.leaf(unit)
-
-        def part() -> str:
-            return self.amount(unit, depth - 1)
-
-        other = self.unit()
-        ways: list[Callable[[], str]] = [
-            lambda: self.leaf(unit),
-            lambda: f"({part()} + {part()})",
-            lambda: f"({part()} - {part()} + {self.leaf(unit)})",
-            lambda: f"{self.pick(['2', '3', '50%', '1.5', '-1', '-7'])} * {self.group(part())}",
-            lambda: f"{self.group(part())} / {self.pick(['2', '3', '0.5', '-7'])}",
-            lambda: f"-{self.group(part())}",
-            lambda: f"min({part()}, {part()})",
-            lambda: f"max({part()}, {part()}, {self.leaf(unit)})",
-            lambda: f"abs({part()})",
-            lambda: f"clamp({part()}, 0{_SMALLEST[unit]}, {self.divisor(unit)})",
-            lambda: f"{self.leaf(unit)} * ({self.leaf(other)} / {self.divisor(other)})",
-        ]
-        return self.draw(st.sampled_from(ways))()
-
-    @staticmethod
-    def group(text: str) -> str:
-        return f"({text})"
-
-    def ratio(self, above: Unit, below: Unit, depth: int) -> str:
-        return f"{self.group(self.amount(above, depth))} / {self.divisor(below)}"
-
-    def condition(self, depth: int) -> str:
-        if depth == 0 or self.draw(st.integers(0, 2)) == 0:
-            return self.comparison(depth)
-        ways: list[Callable[[], str]] = [
-            lambda: f"({self.condition(depth - 1)} and {self.condition(depth - 1)})",
-            lambda: f"({self.condition(depth - 1)} or {self.condition(depth - 1)} or {self.condition(0)})",
-            lambda: f"not {self.group(self.condition(depth - 1))}",
-            lambda: f"known({self.pick(self.estimates)})",
-            lambda: f"not known({self.pick(self.estimates)} - {self.pick(self.amounts[Unit.TIME])})",
-            lambda: self.pick(["true", "false", *self.conditions]),
-        ]
-        return self.draw(st.sampled_from(ways))()
-
-    def comparison(self, depth: int) -> str:
-        depth = min(depth, 2)
-        operator = self.pick(["<", "<=", ">", ">=", "==", "!="])
-        unit, below = self.unit(), self.unit()
-        ways: list[Callable[[], str]] = [
-            lambda: f"{self.amount(unit, depth)} {operator} {self.amount(unit, depth)}",
-            lambda: f"{self.pick(self.amounts[unit])} {operator} {self.quantity(unit)}",
-            lambda: f"{self.leaf(unit)} {self.pick(['<', '<='])} {self.amount(unit, depth)} <= {self.leaf(unit)}",
-            lambda: f"{self.leaf(unit)} {self.pick(['>', '>='])} {self.amount(unit, depth)} > {self.leaf(unit)}",
-            lambda: f"{self.ratio(unit, below, depth)} {operator} {self.ratio(unit, below, 0)}",
-        ]
-        return self.draw(st.sampled_from(ways))()
+    def assertion(self, tape: Tape) -> list[list[Token]]:
+        """`assert sync implies load_bytes <= budget_remaining`, or a claim about the outcome alone."""
+        how = tape.byte()
+        if how % 2 == 0:
+            return []
+        outcome = [token(_ACTIONS[how // 2 % 4])]
+        if how // 8 % 4 == 1:
+            outcome.insert(0, token("not"))
+        elif how // 8 % 4 == 2:
+            outcome += [token("or"), token(tape.pick(_ACTIONS))]
+        claim = self.conditions.claim(tape)
+        match how // 32 % 4:
+            case 3:
+                return [[token("assert"), *outcome]]
+            case 2:
+                return [[token("assert"), *claim.tokens, token("implies"), *outcome]]
+        return [[token("assert"), *outcome, token("implies"), *claim.tokens]]
