@@ -145,7 +145,12 @@ class _Findings:
             takes = "takes" if len(shadows) == 1 else "together take"
             message = f"this rule can never decide: {who} {takes} every hit that it matches"
             notes = tuple(Note("it is shadowed by this rule", rules[r.index].span) for r in shadows)
-            help = "remove it, or move it above"
+            dead, above = rules[proof.rule.index], self.policy.rules[proof.rule.index - 1]
+            if dead.unconditional and dead.limit is None and rules[above.index].limit is None:
+                # Whatever gets as far as the rule above matches it, or else it would get here.
+                help = f"remove it, and the condition of {self._named(above)}, which is the last then"
+            else:
+                help = "remove it, or move it above"
             self.all.append(Finding.of(codes.DEAD_RULE, message, span, notes=notes, help=help))
 
     def _unknown(self, what: str, span: Span, reason: str | None) -> None:

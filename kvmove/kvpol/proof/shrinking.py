@@ -84,11 +84,12 @@ class Shrinking:
                 high = min(middle, bisect_left(ladder, self._now(value)))
             else:
                 low = middle + 1
-        if not self._try(value == number(ladder[high])):
+        # 4MiB says more than 3145729B, but 9 says more than 16.
+        if v.unit in (Unit.NUMBER, Unit.TOKENS) or not self._try(value == number(ladder[high])):
             self._settle_between(v, value, ladder[high - 1] + 1 if high else 0)
 
     def _settle_between(self, v: schema.Variable, value: Term, least: int) -> None:
-        """Fix a value that cannot be a power: the smallest one, or a round one a little above it."""
+        """Fix a value to the smallest one that it can have, or a round one a little above it."""
         number = self.world.session.number
         low, high = least, self._now(value)
         while low < high and self._in_time():
