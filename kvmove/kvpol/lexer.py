@@ -13,7 +13,7 @@ from kvmove.kvpol.source import Source, Span, quoted
 from kvmove.kvpol.units import UNITS, is_like_unit
 
 MAX_TOKENS = 4_000
-MAX_STRAY = 10  # places with characters that are no token; after that the text is not worth reading further
+MAX_STRAY = Findings.MOST  # places with characters that are no token; of more, none would be reported
 
 # Characters that people bring from other languages, and what they stand for here.
 _FOREIGN = {

@@ -41,7 +41,8 @@ def at_line(statement: ast.stmt, line: int) -> ast.stmt:
     waiting: list[ast.AST] = [statement]
     while waiting:
         node = place(waiting.pop(), line)
-        for name in _inside(type(node)):
+        kind: Any = type(node)
+        for name in _inside(kind):
             inner = getattr(node, name)
             if isinstance(inner, list):
                 waiting += inner
@@ -59,7 +60,7 @@ def place(node: ast.AST, line: int) -> ast.AST:
 
 
 @cache
-def _inside(kind: Any) -> tuple[str, ...]:
+def _inside(kind: type[ast.AST]) -> tuple[str, ...]:
     """The fields of a node that hold nodes with a place."""
     without_place = ("id", "attr", "ctx", "op", "ops", "type_comment")
     return () if kind is ast.Constant else tuple(name for name in kind._fields if name not in without_place)

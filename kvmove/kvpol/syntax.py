@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvmove.kvpol import codes
 from kvmove.kvpol.findings import Findings, Fix
 from kvmove.kvpol.lexer import Token
-from kvmove.kvpol.source import Span, quoted
+from kvmove.kvpol.source import quoted
 from kvmove.kvpol.suggest import closest, listed
 
 ACTIONS = frozenset({"SYNC", "ASYNC", "RECOMPUTE", "DEFER"})
@@ -105,10 +105,10 @@ def _report_end(
         findings.report(codes.OPEN_PARENTHESIS, "this `(` is never closed", opened.span)
         return
     found = f"found {quoted(following.text)}, which starts the next statement" if following else "found the end"
-    span = following.span if following else Span(last.span.end - 1, last.span.end)
-    if following is None:
-        span = last.span
-    findings.report(codes.ENDS_TOO_EARLY, f"expected {_spelled(expected)} after {quoted(last.text)}, {found}", span)
+    # Where the statement breaks off, not where the next one starts: that one is not to blame.
+    findings.report(
+        codes.ENDS_TOO_EARLY, f"expected {_spelled(expected)} after {quoted(last.text)}, {found}", last.span
+    )
 
 
 def _unclosed(tokens: Sequence[Token]) -> Token | None:
