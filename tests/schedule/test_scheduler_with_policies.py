@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 import kvmove
 from kvmove import Action, Demotion, Hit, Policy, StepScheduler, StepState, schema
 from kvmove.testing import hits, policies, steps
+from kvmove.testing.corpus import drawn_policies, random_hit, random_step
+from kvmove.testing.edges import edges_of
 
 SHIPPED = sorted(path.stem for path in Path(kvmove.__file__).with_name("policies").glob("*.kvpol"))
 
@@ -51,15 +54,31 @@ def asked_hits(max_bytes: int) -> st.SearchStrategy[list[tuple[Hit, bool]]]:
 
 
 @given(text=policies(max_rules=4, max_depth=2), state=steps(max_budget_bytes=1 << 20), asked=asked_hits(1 << 19))
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_no_policy_exceeds_the_budget(text: str, state: StepState, asked: list[tuple[Hit, bool]]) -> None:
     """Any text that compiles, any step, any hits: and what the checker accepted never fails."""
     run_step(StepScheduler(Policy.parse(text)), state, asked)
 
 
+def test_no_policy_of_the_corpus_exceeds_the_budget() -> None:
+    """Nine hundred steps, whose budgets are near what some of their hits weigh; several with one scheduler."""
+    sync_bytes = 0
+    for index, policy in enumerate(drawn_policies()):
+        scheduler, edges = StepScheduler(policy), edges_of(policy)
+        for seed in range(6):
+            rng = Random(1000 * index + seed)
+            asked = [random_hit(rng, edges, max_bytes=1 << 22, request=f"r{i}") for i in range(6)]
+            run_step(scheduler, random_step(rng, edges, beside=asked), [(hit, rng.random() < 0.7) for hit in asked])
+        statistics = scheduler.statistics()
+        assert statistics.policy_errors == 0, (index, policy.text)
+        assert statistics.budget_used_bytes <= statistics.budget_offered_bytes
+        sync_bytes += statistics.budget_used_bytes
+    assert sync_bytes > 0
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=15)
 def test_no_shipped_policy_exceeds_the_budget(name: str, data: st.DataObject) -> None:
     """Over several steps, with every value that the schema allows."""
     scheduler = StepScheduler(Policy.load(name))
