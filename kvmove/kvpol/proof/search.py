@@ -61,13 +61,10 @@ class Search:
         self.solver.push()
         try:
             self.solver.add(goal(self.world))
-            # Products of variables can keep the solver busy for ever: then what is left is for the reals.
-            share = 0.6 if self.world.session.nonlinear else 1.0
-            exists = self._check(share * self.timeout_s)
-            if exists is None and self.world.session.nonlinear:
-                exists = self._in_few_factors(deadline)
-                if exists is None and not self._exists_in_reals(goal, deadline):
-                    exists = False
+            if self.world.session.nonlinear:
+                exists = self._exists_with_products(goal, start)
+            else:
+                exists = self._check(self.timeout_s)
             if exists is False:
                 return Answer(False, (), None, perf_counter() - start)
             if exists is None and not self.world.cuts:
@@ -130,10 +127,22 @@ class Search:
         solver.pop()
         return exists is not False
 
+    def _exists_with_products(self, goal: Goal, start: float) -> bool | None:
+        """Whether there is a solution, where products of variables can keep the solver busy for ever.
+
+        What it does not find out at once is asked in two easier ways before it gets the rest of the time.
+        """
+        exists = self._check(0.15 * self.timeout_s)
+        if exists is None:
+            exists = self._in_few_factors(start + 0.4 * self.timeout_s)
+        if exists is None and not self._exists_in_reals(goal, start + 0.6 * self.timeout_s):
+            exists = False
+        return self._check(start + self.timeout_s - perf_counter()) if exists is None else exists
+
     def _in_few_factors(self, deadline: float) -> bool | None:
         """True where there is a solution that has a number of FACTORS in place of the factors that make products."""
         number = self.world.session.number
-        seconds = (deadline - perf_counter()) / 2 / len(FACTORS)
+        seconds = (deadline - perf_counter()) / len(FACTORS)
         for value in FACTORS:
             self.solver.push()
             self.solver.add(*(factor == number(value) for factor in self.world.session.factors))
