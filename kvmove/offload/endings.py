@@ -93,8 +93,10 @@ class Endings:
         self._outcome.freed.append(load.spec.request)
 
     def reset(self, requests: Iterable[Request]) -> None:
-        """Serve nothing of what was computed so far, nor of what is computed from it."""
-        self._loads.reset()
+        """Store nothing of what was computed so far, nor of what is computed from it.
+
+        Loads under way go on. Nobody joins them any more: with the tier cleared, every lookup of their keys misses.
+        """
         self._stores.reset()
         for request in requests:
             request.is_stale = bool(request.tables)

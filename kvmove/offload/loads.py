@@ -208,10 +208,6 @@ class LoadBook:
                 self._tier.touch(load.request.keys[part.group][: part.position // self.blocks_per_chunk])
         return joined
 
-    def reset(self) -> None:
-        """What is being loaded is not to be served any more: nobody else is to join it."""
-        self._marks.clear()
-
     def _forget(self, load: LoadJob) -> None:
         job = load.spec.job
         del self._jobs[job]

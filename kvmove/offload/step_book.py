@@ -103,7 +103,6 @@ class StepBook:
         if decision is not None and decision.blocks and self.load_of(request) is None:
             load = self._loads.admit(job, request, decision, tables)
             self._steps.confirm(request.name)
-            written += [(part.group, part.slots) for part in load.spec.groups]
         self._requests[request.name] = request
         if request.before is None:
             request.before = Before(request)

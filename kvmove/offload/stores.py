@@ -167,11 +167,13 @@ class StoreBook:
         keys = deferred.request.keys[g]
         table = deferred.tables[g]
         first, end = deferred.first, min(deferred.end, self._num_chunks(table))
+        if first and not self._holds(keys[first - 1]):
+            first = 0  # evicted meanwhile: the GPU cache still has all of the prefix
         without_slot = (table[first * self._k : end * self._k] < 0).nonzero()[0]
         if len(without_slot):
             end = first + int(without_slot[0]) // self._k
         first += self._tier.lookup(keys[first:end])
-        if first >= end or (first and not self._holds(keys[first - 1])):
+        if first >= end:
             return [], [], first
         wanted = self._reuse.leading(keys[first:end])
         grant = self._tier.prepare_store(wanted)

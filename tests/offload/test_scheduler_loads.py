@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from kvmove.errors import Refused
@@ -307,6 +309,26 @@ def test_slots_that_a_load_writes_cannot_be_given_away() -> None:
     driver.report(plan.jobs)
     driver.begin()
     assert driver.load("s", [30, 23, 32, 33, 34]) is Action.ASYNC
+
+
+def test_a_plan_survives_the_way_to_another_process() -> None:
+    """Pickled and back, it makes the same loads and stores for the mover."""
+    driver = Driver("sync")
+    driver.store("abcd")
+    driver.arrive("r", "abcd")
+    driver.arrive("s", "xy")
+    driver.begin()
+    driver.alloc("s", range(3))
+    driver.build()
+    driver.scheduler.computed("s", 8)
+    driver.begin()
+    driver.load("r", range(20, 25))
+    plan = driver.build()
+    copy = pickle.loads(pickle.dumps(plan))
+    assert copy.jobs == plan.jobs
+    assert len(plan.jobs) == 2
+    assert [load.load() for load in copy.sync_loads] == [load.load() for load in plan.sync_loads]
+    assert [store.store() for store in copy.stores] == [store.store() for store in plan.stores]
 
 
 def test_an_unknown_request_and_a_closed_step_are_refused() -> None:

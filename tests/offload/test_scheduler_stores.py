@@ -203,6 +203,18 @@ def test_a_chunk_without_its_parent_in_the_tier_is_not_stored() -> None:
     assert store.groups[0].keys[0] == "ab"
 
 
+def test_a_growing_request_brings_back_what_was_evicted_before_its_new_chunks() -> None:
+    """A chunk behind a gap would never be found: the gap is stored again with it."""
+    driver = Driver()
+    run(driver, "r", "ab", range(4))
+    driver.report(driver.step().jobs)
+    driver.tier.discard(["ab"])
+    driver.scheduler.extend("r", ["abc"], 13)
+    driver.scheduler.computed("r", 12)
+    (store,) = driver.step().stores
+    assert [(p.keys, p.slots.tolist()) for p in store.groups] == [(("ab", "abc"), [1, 2])]
+
+
 def test_a_failed_store_forgets_the_key() -> None:
     """Nobody is served it, the engine is told, and it may be stored anew."""
     driver = Driver(ranks=2)
