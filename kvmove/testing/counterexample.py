@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from kvmove import schema
 from kvmove.kvpol.given import shown
+from kvmove.kvpol.units import BYTES, show
 from kvmove.records import Hit, StepState
 from kvmove.testing.claims import Asked, ask
 
@@ -27,7 +29,7 @@ def explain(claim: str, policies: Sequence[Policy], situations: Sequence[tuple[H
         lines.append(f"  step:  {_fields(step, schema.STEP, reads)}")
         for policy in policies:
             who = f"`{policy.name}`" if len(policies) > 1 else "asked"
-            lines.append(f"  {who}: {_asked(policy, ask(policy, hit, step))}")
+            lines.append(f"  {who}: {_asked(policy, hit, ask(policy, hit, step))}")
     lines += ["", f"  ({how})"]
     return "\n".join(lines)
 
@@ -49,8 +51,10 @@ def _fields(record: Hit | StepState, variables: tuple[schema.Variable, ...], rea
     return ",".join(kept)
 
 
-def _asked(policy: Policy, asked: Asked) -> str:
+def _asked(policy: Policy, hit: Hit, asked: Asked) -> str:
     rule = policy.rules[asked.rule]
     where = "the implicit last rule" if rule.line is None else f"line {rule.line}: {' '.join(rule.text.split())}"
-    blocks = f" {asked.blocks} blocks, {asked.bytes} bytes," if asked.blocks else ""
-    return f"{asked.action}{blocks or ','} by {where}"
+    load = ""
+    if asked.blocks:
+        load = f" {asked.blocks} of {hit.blocks} block{'s'[: hit.blocks != 1]}, {show(Fraction(asked.bytes), BYTES)},"
+    return f"{asked.action}{load or ','} by {where}"

@@ -33,25 +33,12 @@ def broken(call: Any, *args: Any, **named: Any) -> str:
     return str(caught.value)
 
 
-def test_a_counterexample_found_by_search_is_readable() -> None:
-    """It has the values that matter, at the edge of the policy, with units; the rest is as simple as can be."""
-    assert broken(assert_always, SMALL, "sync implies bytes < 3MiB", "search") == (
-        "`sync implies bytes < 3MiB` does not hold of every decision of policy `small`\n"
-        "\n"
-        "  hit:   bytes=3MiB,tokens=1tok,blocks=1,prompt_tokens=2tok,compute_tokens=1tok\n"
-        "  step:  budget=64MiB,budget_remaining=64MiB\n"
-        "  asked: sync 1 blocks, 3145728 bytes, by line 1: @small sync if bytes <= 3MiB\n"
-        "\n"
-        "  (found among at most 1000 drawn situations)"
-    )
-
-
 def test_a_policy_that_ignores_the_budget_is_found_at_its_edge() -> None:
     """One byte more than is left; and the budgeted policy passes."""
     message = broken(assert_budget_respected, SMALL, "search")
     hit = re.search(r"bytes=(\S+?),.*\n.*budget_remaining=(\S+)", message)
     assert hit is not None, message
-    assert_budget_respected(BUDGETED, "search")
+    assert_budget_respected(BUDGETED, "search", max_examples=300)
 
 
 def test_monotone_shows_the_smaller_hit_first() -> None:
@@ -68,8 +55,8 @@ def test_equivalence_is_asked_where_it_is_asked() -> None:
     message = broken(assert_equivalent, SMALL, other, method="search")
     assert "`small`: async" in message
     assert "`other`: sync" in message
-    assert_equivalent(SMALL, other, "bytes <= 3MiB", "search")
-    assert_equivalent(SMALL, other, "bytes > 4MiB", "search")
+    assert_equivalent(SMALL, other, "bytes <= 3MiB", "search", max_examples=200)
+    assert_equivalent(SMALL, other, "bytes > 4MiB", "search", max_examples=200)
 
 
 def test_equivalence_compares_the_blocks_too() -> None:
