@@ -46,16 +46,16 @@ class Rank:
         rng: random.Random,
     ) -> None:  # fmt: skip
         self.rank = rank
-        self.is_dead = False
         self._words = [np.full((2, n, words), POISON, np.uint64) for n in num_slots]
         self._salt = np.arange(1, 2 * words + 1, dtype=np.uint64).reshape(2, 1, words) * np.uint64(0x9E3779B97F4A7C15)
         tensors = [torch.from_numpy(w.view(np.uint8)) for w in self._words]  # shared with the arrays
-        layout = CacheLayout.from_tensors(
+        self._layout = layout = CacheLayout.from_tensors(
             tensors, block_dim=1, groups=[[g] for g in range(len(tensors))], blocks_per_chunk=blocks_per_chunk
         )
         self.pool = HostPool.for_layout(layout, num_host_blocks)
+        self._rng = rng
         self.queues = LateQueues(rng)
-        self.worker = OffloadWorker(Mover(layout, self.pool, path="reference", queues=self.queues))
+        self.worker = self._new_worker()
         self.wrong: list[Wrong] = []
         self.compared = 0
 
@@ -87,6 +87,44 @@ class Rank:
                     self.wrong.append(Wrong(self.rank, request, group, position, slot))
 
         self.queues.engine(read)
+
+    def forward(
+        self, request: str, reads: Sequence[tuple[int, int, int, int]], writes: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """In the engine's stream: attend to the blocks (group, position, slot, hash) and write the blocks (group, slot,
+        hash). What is computed from a wrong block is wrong too, so it shows wherever it goes.
+        """
+
+        def run() -> None:
+            self.compared += len(reads)
+            is_wrong = False
+            for group, position, slot, block_hash in reads:
+                if not np.array_equal(self._words[group][:, slot], self._expected(group, block_hash)):
+                    self.wrong.append(Wrong(self.rank, request, group, position, slot))
+                    is_wrong = True
+            for group, slot, block_hash in writes:
+                self._words[group][:, slot] = POISON if is_wrong else self._expected(group, block_hash)
+
+        self.queues.engine(run)
+
+    def synchronize(self) -> None:
+        """Block until the engine's stream has run, as at the output sync of a step."""
+        self.queues.here().synchronize()
+
+    def restart(self, *, kept_pool: bool) -> None:
+        """A new worker takes the place of one that died: the cache is lost, and the pool too unless it is kept."""
+        self.queues.break_down()
+        self.worker.shutdown()
+        self.queues = LateQueues(self._rng)
+        for words in self._words:
+            words.fill(POISON)
+        if not kept_pool:
+            self.pool.blocks.fill_(POISON & 0xFF)
+        self.wrong = []
+        self.worker = self._new_worker()
+
+    def _new_worker(self) -> OffloadWorker:
+        return OffloadWorker(Mover(self._layout, self.pool, path="reference", queues=self.queues))
 
     def close(self) -> None:
         """Let what is queued run, and release the memory."""
