@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 class OffloadCalls(Protocol):
     """One step: `begin_step`; for each waiting request `lookup`, and on a hit `decide`; for each request that the step
-    runs or that is to load `update_after_alloc`; `build_step`. Results come whenever they come.
+    runs or that is to load `update_after_alloc`, before the next request's `lookup`; `build_step`. Results are taken
+    between steps. A request may be preempted, finished or aborted at any time.
     """
 
     def on_request(self, request: str, keys: Sequence[Hashable], num_tokens: int) -> None:

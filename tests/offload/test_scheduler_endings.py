@@ -167,6 +167,28 @@ def test_an_aborted_step_gives_slots_back_and_flushes_them_later() -> None:
     assert plan.flushes == (plan.stores[0].job,)
 
 
+def test_a_running_request_gives_back_what_it_got_in_an_aborted_step() -> None:
+    """Its earlier slots stay its own; the slot that it got is new again in the next step."""
+    driver = Driver()
+    driver.arrive("old", "a")
+    driver.arrive("r", "xyz")
+    driver.begin()
+    driver.alloc("old", [7, 8])
+    driver.alloc("r", [0, 1, 2])
+    driver.build()
+    driver.scheduler.computed("old", 4)
+    driver.scheduler.finish("old")
+    driver.begin()
+    driver.alloc("r", [0, 1, 2, 7])
+    driver.scheduler.abort_step()
+    driver.begin()
+    driver.alloc("r", [0, 1, 2, 7])
+    plan = driver.build()
+    assert plan.flushes == (plan.stores[0].job,)
+    driver.scheduler.computed("r", 12)
+    assert driver.step().stores[0].groups[0].slots.tolist() == [0, 1, 2]
+
+
 def test_an_aborted_step_releases_who_joined_in_it() -> None:
     """The load that it joined was never started."""
     driver = Driver("async")
