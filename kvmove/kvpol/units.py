@@ -169,11 +169,13 @@ def _unknown_unit(digits: str, unit: str) -> QuantityError:
 
 
 def show(amount: Fraction | bool, dimension: Dimension | None) -> str:
-    """An amount as a policy would write it, in the largest unit that leaves a whole number: `64MiB`."""
+    """An amount as a policy would write it, in the largest unit that leaves a whole number: `64MiB`; or `2/3B`."""
     if isinstance(amount, bool):
         return "true" if amount else "false"
-    if dimension is None or dimension not in CANONICAL or amount.denominator != 1:
+    if dimension is None or dimension not in CANONICAL:
         return str(amount)
+    if amount.denominator != 1:
+        return f"{amount}{CANONICAL[dimension]}"
     best = CANONICAL[dimension]
     for unit in ("GiB", "MiB", "KiB", "s", "ms", "us"):
         unit_dimension, factor = UNITS[unit]
