@@ -74,9 +74,10 @@ def shorten_numbers(tokens: Sequence[Token], findings: Findings) -> list[Token]:
     """The tokens with 1 in place of a number that has too many digits, after reporting it."""
     short: list[Token] = []
     for token in tokens:
-        if token.kind == "QUANTITY" and sum(map(str.isdigit, token.text)) > MAX_DIGITS:
+        unit = token.text.lstrip("0123456789_.") if token.kind == "QUANTITY" else ""
+        if token.kind == "QUANTITY" and sum(map(str.isdigit, token.text.removesuffix(unit))) > MAX_DIGITS:
             findings.report(codes.TOO_MANY_DIGITS, f"a number with more than {MAX_DIGITS} digits", token.span)
-            short.append(Token(token.kind, "1" + token.text.lstrip("0123456789_."), token.span))
+            short.append(Token(token.kind, "1" + unit, token.span))
         else:
             short.append(token)
     return short

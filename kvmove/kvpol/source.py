@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add
 
 MAX_SHOWN = 40  # characters of the user's text that a message repeats
 
@@ -31,7 +32,8 @@ class Source:
 
     def __post_init__(self) -> None:
         # Split at "\n" only: the other separators that str.splitlines knows are ordinary characters here.
-        lengths = (len(line) + 1 for line in self.text.split("\n"))
+        # No Python per line: this is done before a text of a million empty lines is refused.
+        lengths = map(add, map(len, self.text.split("\n")), repeat(1))
         object.__setattr__(self, "_line_starts", (0, *accumulate(lengths)))
 
     def line_of(self, offset: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kvmove.kvpol import codes
 from kvmove.kvpol.findings import Findings, Fix
@@ -67,7 +68,7 @@ def report_syntax_error(
         )
     elif is_misspelled_decision(tokens, at) or (before and is_misspelled_decision(tokens, at - 1)):
         wrong = found if is_misspelled_decision(tokens, at) else tokens[at - 1]
-        word = closest(wrong.text, _DECISIONS) or ""
+        word = _decision_like(wrong.text) or ""
         fix: Fix | None = Fix(wrong.span, word)
         message = f"unknown decision {quoted(wrong.text)}"
         findings.report(codes.UNKNOWN_DECISION, message, wrong.span, help=f"did you mean `{word}`?", fix=fix)
@@ -95,7 +96,12 @@ def report_syntax_error(
 def is_misspelled_decision(tokens: Sequence[Token], at: int) -> bool:
     """Whether token `at` is a name before an `if` that reads almost like a decision."""
     before_if = at + 1 < len(tokens) and tokens[at + 1].kind == "IF"
-    return before_if and tokens[at].kind == "NAME" and closest(tokens[at].text, _DECISIONS) is not None
+    return before_if and tokens[at].kind == "NAME" and _decision_like(tokens[at].text) is not None
+
+
+@lru_cache(maxsize=256)  # asked of a word several times; finding close words takes long
+def _decision_like(word: str) -> str | None:
+    return closest(word, _DECISIONS)
 
 
 def _report_end(
