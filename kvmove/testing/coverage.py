@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -45,7 +46,10 @@ class RuleCoverage:
     def know(self, policy: Policy) -> Counter[int]:
         """Put a policy into the report, decided or not; the decisions by the index of its rules."""
         rules = tuple((" ".join(r.text.split()), r.line) for r in policy.rules)
-        return self._counts.setdefault((policy.analysis.source.name, rules), Counter())
+        name = policy.analysis.source.name
+        # However a test wrote the path, it is one file. A policy that comes with kvmove has a name and no path.
+        place = os.path.realpath(name) if os.path.exists(name) else name
+        return self._counts.setdefault((place, rules), Counter())
 
     def as_plain(self) -> list[Any]:
         """Everything as lists, texts and numbers, to be sent to another process."""
@@ -69,12 +73,12 @@ class RuleCoverage:
         if not self._counts:
             yield "no policy from a .kvpol file was loaded"
             return
-        width = max(len(printable(name)) for name, _ in self._counts)
-        for (name, rules), counts in sorted(self._counts.items()):
+        width = max(len(_shown(place)) for place, _ in self._counts)
+        for (place, rules), counts in sorted(self._counts.items()):
             written = [i for i, (_, line) in enumerate(rules) if line is not None]
             decided = sum(1 for i in written if counts[i])
             total = counts.total()
-            yield f"{printable(name):<{width}}  {decided} of {len(written)} rules, {total:,} decisions"
+            yield f"{_shown(place):<{width}}  {decided} of {len(written)} rules, {total:,} decisions"
             for i in written:
                 if not counts[i]:
                     yield f"  line {rules[i][1]} never decided: {printable(rules[i][0])}"
@@ -108,3 +112,9 @@ class RuleCoverage:
             decide_batch(hits, step, take)
 
         policy.decide_batch = counted_batch
+
+
+def _shown(place: str) -> str:
+    """The path from here where the file is below, else the whole path."""
+    here = os.path.join(os.path.realpath(os.curdir), "")
+    return printable(place.removeprefix(here))

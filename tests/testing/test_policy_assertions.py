@@ -110,7 +110,7 @@ def test_proof_and_search_agree(claim: str) -> None:
         outcomes = []
         for method in ("prove", "search"):
             try:
-                assert_always(policy, claim, method, max_examples=300)  # type: ignore[arg-type]
+                assert_always(policy, claim, method, max_examples=150)  # type: ignore[arg-type]
                 outcomes.append(True)
             except AssertionError:
                 outcomes.append(False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ from kvmove.testing.coverage import RuleCoverage
 from kvmove.testing.plugin import _SENT, _Coverage
 
 pytest_plugins = ["pytester"]
+ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., pytest.RunResult]
 
 GOOD = "@fits  sync if bytes <= budget_remaining\n       async\n"
@@ -57,18 +60,14 @@ def write(pytester: pytest.Pytester, **texts: str) -> None:
         (pytester.path / name.replace("__", ".")).write_text(text)
 
 
-def test_nothing_is_collected_unless_it_is_asked_for(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_nothing_is_collected_unless_it_is_asked_for(pytester: pytest.Pytester, run: Run) -> None:
     """And no hook is registered."""
     write(pytester, good__kvpol=GOOD, test_a__py="def test_a(pytestconfig):\n    m = pytestconfig.pluginmanager\n"
           "    assert not m.has_plugin('kvmove-policies') and not m.has_plugin('kvmove-rule-coverage')\n")  # fmt: skip
     run().assert_outcomes(passed=1)
 
 
-def test_a_good_policy_passes_each_of_its_items(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_a_good_policy_passes_each_of_its_items(pytester: pytest.Pytester, run: Run) -> None:
     """Check, layout, proof."""
     pytest.importorskip("z3")
     write(pytester, good__kvpol=GOOD)
@@ -86,9 +85,7 @@ def test_a_setting_asks_for_it_too(pytester: pytest.Pytester, run: Run) -> None:
     result.stdout.fnmatch_lines(["warning*KV302*"])
 
 
-def test_a_bad_policy_fails_its_check_and_skips_the_rest(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_a_bad_policy_fails_its_check_and_skips_the_rest(pytester: pytest.Pytester, run: Run) -> None:
     """The finding is shown, and no traceback."""
     write(pytester, bad__kvpol="sync if bites < 1MiB\n")
     result = run("--kvpol")
@@ -97,9 +94,7 @@ def test_a_bad_policy_fails_its_check_and_skips_the_rest(
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_a_layout_that_is_off_is_shown_as_a_diff(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_a_layout_that_is_off_is_shown_as_a_diff(pytester: pytest.Pytester, run: Run) -> None:
     """With the command that repairs it."""
     write(pytester, wide__kvpol="sync   if bytes <= budget_remaining\nasync\n")
     result = run("--kvpol", "-k", "fmt")
@@ -116,9 +111,87 @@ def test_a_false_assert_fails_the_proof(pytester: pytest.Pytester, run: Run) -> 
     result.stdout.fnmatch_lines(["error*KV401*"])
 
 
-def test_examples_are_items_and_count_as_coverage(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+MESSAGES = {
+    "check": (
+        "sync if bites < 1MiB\n",
+        """\
+error[KV101]: unknown name `bites`
+ --> {path}:1:9
+  |
+1 | sync if bites < 1MiB
+  |         ^^^^^
+  = help: did you mean `bytes`?""",
+    ),
+    "fmt": (
+        "sync   if bytes <= budget_remaining\nasync\n",
+        """\
+run `kvmove fmt {path}`:
+--- as it is
++++ formatted
+@@ -1,2 +1,2 @@
+-sync   if bytes <= budget_remaining
++sync if bytes <= budget_remaining
+ async""",
+    ),
+    "prove": (
+        "sync  if bytes <= 2MiB\nsync  if bytes <= 1MiB\nasync\n",
+        """\
+error[KV402]: this rule can never decide: rule 1 takes every hit that it matches
+ --> {path}:2:1
+  |
+2 | sync  if bytes <= 1MiB
+  | ^^^^^^^^^^^^^^^^^^^^^^
+  = note: it is shadowed by this rule
+ ::: {path}:1:1
+  |
+1 | sync  if bytes <= 2MiB
+  | ^^^^^^^^^^^^^^^^^^^^^^
+  = help: remove it, or move it above""",
+    ),
+    "example": (
+        GOOD,
+        """\
+expected sync, got async by rule 2 (line 2)
+  rule 1 @fits (line 1): does not match
+      @fits sync if bytes <= budget_remaining
+      false   bytes <= budget_remaining   [bytes = 1GiB, budget_remaining = 64MiB]
+  rule 2 (line 2): decides
+      async""",
+    ),
+}
+
+
+@pytest.mark.parametrize("item", MESSAGES)
+def test_the_message_of_a_failing_item(item: str, pytester: pytest.Pytester, run: Run) -> None:
+    """What `kvmove` prints for the same mistake, and no traceback around it."""
+    if item == "prove":
+        pytest.importorskip("z3")
+    text, expected = MESSAGES[item]
+    write(pytester, p__kvpol=text)
+    if item == "example":
+        write(pytester, p__tests__toml=EXAMPLES)
+    result = run("--kvpol", "-k", item)
+    assert result.parseoutcomes()["failed"] == 1
+    text = result.stdout.str()
+    start = text.index(" FAILURES ")
+    shown = text[text.index("\n", text.index("\n", start) + 1) + 1 : text.index("=====", start + 80)]
+    assert shown.rstrip("\n") == expected.format(path=pytester.path / "p.kvpol")
+
+
+def test_an_answer_that_is_unknown_is_no_failure(pytester: pytest.Pytester, run: Run) -> None:
+    """It is skipped, with what was asked: a slow machine must not turn a good policy red."""
+    pytest.importorskip("z3")
+    cubes = " + ".join(f"{name} * {name} * {name}" for name in ("blocks", "running"))
+    write(
+        pytester,
+        hard__kvpol=f"sync  if running > 0 and waiting > 0 and {cubes} == waiting * waiting * waiting\nasync\n",
+    )
+    result = run("--kvpol", "-k", "prove", "-rs")
+    result.assert_outcomes(skipped=1, deselected=2)
+    result.stdout.fnmatch_lines(["*not everything was answered in time*"])
+
+
+def test_examples_are_items_and_count_as_coverage(pytester: pytest.Pytester, run: Run) -> None:
     """One that does not hold fails with what was decided instead."""
     write(pytester, good__kvpol=GOOD, good__tests__toml=EXAMPLES)
     result = run("--kvpol", "--kvpol-cov", "-k", "example")
@@ -128,9 +201,7 @@ def test_examples_are_items_and_count_as_coverage(
     )
 
 
-def test_examples_that_cannot_be_read_fail_alone(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_examples_that_cannot_be_read_fail_alone(pytester: pytest.Pytester, run: Run) -> None:
     """The rest of the policy is tested."""
     write(pytester, good__kvpol=GOOD, good__tests__toml="[[example]\n")
     result = run("--kvpol", "-k", "check or examples")
@@ -151,9 +222,7 @@ def test_it():
 """
 
 
-def test_coverage_counts_every_decision_of_the_run(
-    pytester: pytest.Pytester, run: Callable[..., pytest.RunResult]
-) -> None:
+def test_coverage_counts_every_decision_of_the_run(pytester: pytest.Pytester, run: Run) -> None:
     """One by one and in batches, of policies from files; a rule that never decided is named."""
     write(pytester, good__kvpol=GOOD, test_it__py=DECIDES)
     before = Policy.__init__
@@ -163,6 +232,43 @@ def test_coverage_counts_every_decision_of_the_run(
         ["good.kvpol  1 of 2 rules, 3 decisions", "  line 2 never decided: async", "total: 1 of 2 rules, 50%"]
     )
     assert Policy.__init__ is before
+
+
+def test_a_file_is_one_however_its_path_is_written(pytester: pytest.Pytester, run: Run) -> None:
+    """Collected by its whole path, loaded by a short one and through a link: one line of the report."""
+    write(pytester, good__kvpol=GOOD, good__tests__toml=EXAMPLES.replace("1GiB", "2MiB"), test_it__py=DECIDES)
+    (pytester.path / "link.kvpol").symlink_to("good.kvpol")
+    write(pytester, test_link__py=DECIDES.replace("good.kvpol", "link.kvpol"))
+    result = run("--kvpol", "--kvpol-cov", "-k", "test_it or example")
+    assert [line for line in result.outlines if "decisions" in line] == ["good.kvpol  1 of 2 rules, 8 decisions"]
+    result.stdout.fnmatch_lines(["total: 1 of 2 rules, 50%"])
+
+
+def test_a_policy_file_that_is_followed_counts(pytester: pytest.Pytester, run: Run) -> None:
+    """Each version that it loads by itself."""
+    write(pytester, good__kvpol=GOOD, test_it__py="""
+from pathlib import Path
+from kvmove import PolicyFile, StepScheduler
+from test_hit import HIT
+
+def test_it():
+    file = PolicyFile("good.kvpol", watch=False)
+    for text in (None, "recompute if tokens > 3tok\\ndefer\\n"):
+        if text:
+            Path("good.kvpol").write_text(text)
+            assert file.reload()
+        scheduler = StepScheduler(file.current)
+        scheduler.begin_step()
+        scheduler.decide(HIT)
+""".replace("\\\\", "\\"), test_hit__py="""
+from kvmove import Hit
+HIT = Hit(request="a", bytes=1, tokens=1, blocks=1, prompt_tokens=2, cached_tokens=0, compute_tokens=1)
+""")  # fmt: skip
+    result = run("--kvpol-cov")
+    result.assert_outcomes(passed=1)
+    decisions = [line.split("  ")[1] for line in result.outlines if "decisions" in line]
+    assert decisions == ["1 of 2 rules, 1 decisions"] * 2
+    result.stdout.fnmatch_lines(["total: 2 of 4 rules, 50%"])
 
 
 def test_coverage_can_be_required(pytester: pytest.Pytester, run: Run) -> None:
@@ -201,10 +307,40 @@ def test_importing_the_plugin_imports_nothing_heavy() -> None:
 
 def test_the_entry_points_lead_to_what_they_name() -> None:
     """The package's metadata tells pytest and hypothesis of it."""
-    import tomllib
-
-    root = Path(__file__).resolve().parents[2]
-    points = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     for group in ("pytest11", "hypothesis"):
         for name, value in points[group].items():
             assert EntryPoint(name, value, group).load()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that sees the package's entry points, whatever was installed here and when."""
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points[group].items()) for group in points]
+    metadata = tmp_path / "site" / "kvmove-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kvmove\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(metadata.parent), str(ROOT)])}
+
+
+def test_hypothesis_finds_the_strategies_by_itself(installed: dict[str, str], tmp_path: Path) -> None:
+    """`from_type` works where nothing of `kvmove.testing` but its entry point was imported."""
+    code = (
+        "import sys, warnings; warnings.simplefilter('ignore')\n"
+        "from kvmove import Hit, Policy, StepState\n"
+        "from hypothesis import strategies as st\n"
+        "assert 'kvmove.testing.records' not in sys.modules\n"
+        "for kind in (Hit, StepState, Policy):\n"
+        "    assert type(st.from_type(kind).example()) is kind\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=installed, cwd=tmp_path)
+
+
+def test_pytest_finds_the_plugin_by_itself(installed: dict[str, str], tmp_path: Path) -> None:
+    """Its options are there."""
+    (tmp_path / "good.kvpol").write_text(GOOD)
+    command = [sys.executable, "-m", "pytest", "-q", "--kvpol", "-k", "fmt", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, check=False, env=installed, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 passed, 2 deselected" in done.stdout, done.stdout + done.stderr
