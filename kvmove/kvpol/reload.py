@@ -70,8 +70,8 @@ class PolicyFile:
     2. With `watch`, a thread loads the file again after every change, once it has been at rest for the debounce.
        Without, `reload()` does, or `poll()`. A file that is missing, has mistakes or cannot be proved keeps the last
        good policy, and is reported to the log and in `status()`.
-    3. Before each `begin_step`, the engine's thread calls `apply_to(scheduler)`, which hands over a new policy
-       if there is one. A step under way keeps its own.
+    3. `StepScheduler(file)` uses the policy in use at each `begin_step`; a step under way keeps its own. A scheduler
+       of another kind is told by `apply_to(scheduler)`, called on its thread before each step.
     4. `close()`, or leaving the `with` block, ends the thread. The last policy stays usable.
 
     A file without a rule is refused, as is one whose last line has no end where the one before had one: both are what
