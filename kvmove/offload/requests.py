@@ -98,6 +98,9 @@ class Request:
                 f"{self.name}: {have} keys, but {num_tokens} tokens have {num_tokens // chunk_tokens} whole chunks of "
                 f"{chunk_tokens} tokens; give a key for each whole chunk"
             )
+        if not keys:
+            self.num_tokens = num_tokens
+            return
         several = len(self.keys) > 1
         own = [keys] if not several else [_keys_of_group(keys, group) for group in range(len(self.keys))]
         if len(set(own[0])) < len(keys) or (self.keys[0] and any(key in self.keys[0] for key in own[0])):

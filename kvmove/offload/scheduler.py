@@ -146,7 +146,7 @@ class OffloadScheduler:
         record = self._require(request, "extend")
         have = len(record.keys[0])
         record.add_keys(keys, num_tokens, self._chunk_tokens)
-        for group_keys in record.keys:
+        for group_keys in record.keys if keys else ():
             self._reuse.saw(group_keys[have:])
 
     # -- the step -------------------------------------------------------------------------------------------------
@@ -371,8 +371,9 @@ class OffloadScheduler:
                 f"computed: {num_tokens!r} tokens of {request}, which has {record.num_tokens}; extend() it first"
             )
         record.computed_tokens = num_tokens
-        if self._board.is_whole:
-            self._stores.defer(record, min(num_tokens // self._chunk_tokens, len(record.keys[0])))
+        chunks = num_tokens // self._chunk_tokens
+        if chunks > record.offered_chunks and self._board.is_whole:
+            self._stores.defer(record, min(chunks, len(record.keys[0])))
 
     # -- the end of a request ---------------------------------------------------------------------------------------
 
