@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvmove import PolicyError
+from kvmove import Policy, PolicyError
 from kvmove.cli import app
 from kvmove.kvpol.analyse import analyse
 from kvmove.kvpol.codes import CODES, Code
@@ -68,6 +68,22 @@ def test_the_right_example_is_clean(name: str) -> None:
 def test_the_checker_accepts_what_only_a_proof_finds_wrong(name: str) -> None:
     """The wrong example of a proof's code is a policy that the checker is content with."""
     assert findings(examples(CODES[name])[0], strict=True) == ()
+
+
+def proved(text: str, *, monotone: bool) -> list[str | None]:
+    """The codes of what a proof finds. A short time is enough for all that can be answered here."""
+    from kvmove.kvpol.proof import prove
+
+    return [f.code for f in prove(Policy.parse(text), monotone=monotone, timeout_s=0.5).findings]
+
+
+@pytest.mark.parametrize("name", sorted(PROVEN))
+def test_a_proof_finds_what_the_wrong_example_shows(name: str) -> None:
+    """The wrong example of a proof's code gives that code and no other, the right one none."""
+    pytest.importorskip("z3", reason="needs the extra prove")
+    wrong, right = examples(CODES[name])
+    assert set(proved(wrong, monotone=name == "KV403")) == {name}
+    assert proved(right, monotone=name == "KV403") == []
 
 
 @pytest.mark.parametrize("name", CODES)
