@@ -229,7 +229,7 @@ class Engine:
         prompt = head + rest + _tokens(rng, 40)
         self._run([prompt], 1)
         self._settle()
-        self._engine.reset_prefix_cache()
+        self._empty_gpu_cache()
         self._run([head + _tokens(rng, 16)], 1)
         self._settle()
         self._spy.take()
@@ -256,7 +256,7 @@ class Engine:
         made: dict[str, Any] = {}
         for state in ("cold", "gpu", "host"):
             if state == "host":
-                self._engine.reset_prefix_cache()
+                self._empty_gpu_cache()
             self._spy.take()
             tokens, margins, digest = self._generate(prompt, new_tokens)
             self._settle()
@@ -275,7 +275,7 @@ class Engine:
         self._run([prompt], 1)
         self._settle()
         stored = self._spy.take()
-        self._engine.reset_prefix_cache()
+        self._empty_gpu_cache()
         self._run([prompt], 1)
         self._settle()
         loaded = self._spy.take()
@@ -289,7 +289,7 @@ class Engine:
         rounds, output = [], []
         for _ in range(turns):
             for own in history:
-                own += _tokens(rng, turn_tokens)
+                own.extend(_tokens(rng, turn_tokens))
             order = rng.sample(range(conversations), conversations)
             began = time.perf_counter()
             output.append(self._run([history[i] for i in order], new_tokens))
@@ -311,6 +311,10 @@ class Engine:
         given = [{"prompt_token_ids": p} for p in prompts]
         done = self._llm.generate(given, self._params(max_tokens), use_tqdm=False)
         return [list(r.outputs[0].token_ids) for r in done]
+
+    def _empty_gpu_cache(self) -> None:
+        if not self._engine.reset_prefix_cache():
+            raise RuntimeError("the GPU cache could not be emptied: blocks are in use")
 
     def _settle(self) -> None:
         """Let what is in flight end, and its results reach the scheduler."""
@@ -380,7 +384,7 @@ def _margin(logprobs: Mapping[int, Any]) -> float:
 
 
 def serve(pipe: Connection, settings: EngineSettings) -> None:
-    """Build the engine and do what the pipe says: `(method, arguments)` in; `("ok", value)` or `("error", text)` out."""
+    """Build the engine and do what comes: `(method, arguments)` in, `("ok", value)` or `("error", text)` out."""
     try:
         engine = Engine(settings)
         pipe.send(("ok", engine.facts()))

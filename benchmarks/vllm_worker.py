@@ -68,7 +68,8 @@ def canonical(shape: Shape, num_blocks: int, device: torch.device) -> Any:
     """The cache in vLLM's own records, every byte random."""
     from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-    tensors, refs = [], []
+    tensors: list[Any] = []
+    refs = []
     for pages in shape.groups:
         own = []
         for num_bytes in pages:
@@ -98,8 +99,8 @@ def _swap_blocks_batch(
     source: torch.Tensor, destination: torch.Tensor, sizes: torch.Tensor, *, is_src_access_order_any: bool
 ) -> None:
     stream = torch.cuda.current_stream().cuda_stream
-    arrays = (t.numpy() for t in (destination, source, sizes))
-    cudart.memcpy_batch(*arrays, stream, source_rests=is_src_access_order_any)
+    to, origin = destination.numpy(), source.numpy()
+    cudart.memcpy_batch(to, origin, sizes.numpy(), stream, source_rests=is_src_access_order_any)
 
 
 def our_worker(caches: Any, shape: Shape, num_chunks: int) -> Any:
