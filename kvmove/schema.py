@@ -65,6 +65,10 @@ def _step(name: str, unit: Unit, low: int, high: int, doc: str, *, optional: boo
     return Variable(name, unit, low, high, Scope.STEP, optional, doc)
 
 
+def _outcome(name: str, unit: Unit, high: int, doc: str) -> Variable:
+    return Variable(name, unit, 0, high, Scope.OUTCOME, False, doc)
+
+
 _B, _T, _NS, _N = Unit.BYTES, Unit.TOKENS, Unit.TIME, Unit.NUMBER
 
 VARIABLES: tuple[Variable, ...] = (
@@ -91,8 +95,8 @@ VARIABLES: tuple[Variable, ...] = (
     _step("waiting", _N, 0, MAX_COUNT, "requests that wait to be scheduled"),
     _step("free_slots", _N, 0, MAX_COUNT, "free block slots in the GPU cache"),
     _step("sync_loads", _N, 0, MAX_COUNT, "sync loads admitted in this step so far"),
-    Variable("load_bytes", _B, 0, MAX_BYTES, Scope.OUTCOME, False, "bytes that were admitted to load"),
-    Variable("load_tokens", _T, 0, MAX_COUNT, Scope.OUTCOME, False, "tokens that were admitted to load"),
+    _outcome("load_bytes", _B, MAX_BYTES, "bytes that the policy asks to load; 0 where it loads nothing"),
+    _outcome("load_tokens", _T, MAX_COUNT, "tokens that the policy asks to load; 0 where it loads nothing"),
 )
 
 BY_NAME: dict[str, Variable] = {v.name: v for v in VARIABLES}

@@ -9,6 +9,7 @@ windows, chunks and partial tails.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -50,12 +51,14 @@ def drawn_policies(count: int = 150) -> tuple[Policy, ...]:
 
 
 def random_hit(rng: Random, edges: Edges = NO_EDGES, *, max_bytes: int = schema.MAX_BYTES, request: str = "r0") -> Hit:
-    """A hit; one in three is of blocks of stated sizes and can only be cut at some of them."""
+    """A hit; one in three is of blocks of stated sizes, and some can only be cut at some of their blocks."""
     values = {v.name: _value(rng, v, edges, min(_MOST.get(v.name, v.high), v.high)) for v in schema.HIT}
     values["bytes"] = min(values["bytes"] or 1, max_bytes)
     drawn = {"tokens", *(["prompt_tokens"] if rng.random() < 0.2 else [])}
     hit = hit_from(values, drawn, max_bytes, _MOST["tokens"], request)
-    return hit if rng.random() < 0.67 else _of_sizes(rng, hit, max_bytes)
+    if rng.random() < 0.33:
+        return _of_sizes(rng, hit, max_bytes)
+    return replace(hit, cuts=_places(rng, hit.blocks)) if rng.random() < 0.2 else hit
 
 
 def random_step(rng: Random, edges: Edges = NO_EDGES, *, beside: Sequence[Hit] = ()) -> StepState:
@@ -99,9 +102,7 @@ def _of_sizes(rng: Random, like: Hit, max_bytes: int) -> Hit:
         num_bytes -= rng.randrange(min(num_bytes, most))  # a cut inside a block can move the window
     elif is_partial:
         num_bytes = rng.randint(sizes.bytes_of(blocks - 1) + 1, num_bytes)
-    places: tuple[int, ...] | None = None
-    if rng.random() < 0.5:
-        places = tuple(sorted(rng.sample(range(1, blocks), rng.randint(0, blocks - 1))))
+    places = _places(rng, blocks) if rng.random() < 0.5 else None
     given_by_engine: dict[str, Any] = {v.attribute: getattr(like, v.attribute) for v in schema.HIT}
     compute_tokens = min(like.compute_tokens, _MOST["compute_tokens"])
     given_by_engine |= {
@@ -109,3 +110,8 @@ def _of_sizes(rng: Random, like: Hit, max_bytes: int) -> Hit:
         "prompt_tokens": like.cached_tokens + tokens + compute_tokens,
     }  # fmt: skip
     return Hit(request=like.request, sizes=sizes, cuts=places, **given_by_engine)
+
+
+def _places(rng: Random, blocks: int) -> tuple[int, ...]:
+    """Some of the blocks after which a hit can be cut; none of them is the last."""
+    return tuple(sorted(rng.sample(range(1, blocks), rng.randint(0, min(blocks - 1, 20)))))

@@ -25,6 +25,7 @@ from kvmove.kvpol.evaluate import Evaluator
 from kvmove.testing.corpus import random_hit
 
 LEFT = Policy.parse("sync at most budget_remaining\ndefer")
+WAITING = Policy.parse("sync at most waiting * 1tok\ndefer")
 WHOLE, NONE = "whole", "none"
 
 
@@ -161,14 +162,16 @@ def test_the_largest_prefix_within_the_limit_is_taken() -> None:
         if hit.blocks > 64:
             continue
         places = [k for k in range(1, hit.blocks) if hit.cuts is None or k in hit.cuts]
-        left = max(0, hit.prefix_bytes(rng.randint(1, hit.blocks)) + rng.choice((-1, 0, 1)))
-        if hit.bytes <= left:
+        # The number of waiting requests stands for an amount of tokens, which no variable of the step is in.
+        for policy, prefix in ((LEFT, hit.prefix_bytes), (WAITING, hit.prefix_tokens)):
+            limit = max(0, prefix(rng.randint(1, hit.blocks)) + rng.choice((-1, 0, 1)))
             expected: int | str = WHOLE
-        else:
-            expected = max((k for k in places if hit.prefix_bytes(k) <= left), default=NONE)
-        assert cut(LEFT, hit, step_with(left)) == expected, (hit, left)
-        taken.add(expected if isinstance(expected, str) else "part")
-    assert taken == {WHOLE, NONE, "part"}
+            if prefix(hit.blocks) > limit:
+                expected = max((k for k in places if prefix(k) <= limit), default=NONE)
+            step = StepState(budget_bytes=limit, budget_remaining_bytes=limit, waiting=min(limit, schema.MAX_COUNT))
+            assert cut(policy, hit, step) == expected, (hit, limit)
+            taken.add((policy.hash, expected if isinstance(expected, str) else "part"))
+    assert len(taken) == 2 * 3
 
 
 def test_a_rule_that_lets_nothing_through_passes_to_the_next() -> None:
