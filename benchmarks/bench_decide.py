@@ -72,11 +72,13 @@ def check(policy: Policy) -> None:
     report.require(policy.decide(hit(), step()) == 4, "the measured hit does not get to the last rule")
     rng = random.Random(0)
     for _ in range(2000):
-        h, s = _random_situation(rng)
+        h, s = random_situation(rng)
         report.require(policy.decide(h, s) == evaluator.rule(h, s), f"{h} {s}: not what the evaluator decides")
 
 
-def _random_situation(rng: random.Random) -> tuple[Hit, StepState]:
+def random_situation(rng: random.Random) -> tuple[Hit, StepState]:
+    """Any hit and step, in which estimates may be unknown."""
+
     def estimate() -> int | None:
         return rng.choice([None, rng.randrange(1 << rng.randrange(1, 40))])
 
