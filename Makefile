@@ -8,7 +8,7 @@ PY ?= .venv/bin/python
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs test-gpu memcheck bench-gpu clean
+.PHONY: help demo test lint format docs test-gpu memcheck bench-gpu bench-language clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ bench-gpu: $(READY) ## measure on this GPU and write benchmarks/results/
 	$(PY) -m benchmarks.bench_decide
 	$(PY) -m benchmarks.bench_direct
 	$(PY) -m benchmarks.bench_gpu
+
+bench-language: $(READY) ## measure the policy language (import, check, proofs) and write benchmarks/results/
+	$(PY) -m benchmarks.bench_language
 
 clean: ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
