@@ -25,6 +25,7 @@ def load_batch(
     after: torch.cuda.Event | None = None,
     path: str | None = None,
     strict: bool = False,
+    by_layer: bool = False,
 ) -> Ticket:
     """Start bringing host blocks into GPU slots, and return at once.
 
@@ -38,6 +39,9 @@ def load_batch(
         after: start after this event instead of after the current stream, to overlap the previous step. The
             caller then vouches that nothing else on its stream touches the slots.
         path: `direct`, `tma`, `staged`, `engine` or `reference` for this call; None leaves the choice to the mover.
+        by_layer: bring the expedited loads in a few pieces of layers, so that `ticket.wait_layer(i)` returns before the
+            whole load is there; by the direct path, unless `path` names `direct`, `engine` or `reference`. The first
+            such call of a mover prepares the pieces: make it before serving.
         strict: let `ticket.wait()` block the host and raise if a load failed.
 
     Returns:
@@ -45,12 +49,12 @@ def load_batch(
 
     Raises:
         Refused: a group, block, slot or place in a chunk is out of range, a part has not the host blocks that its
-            slots need, a slot is written twice, a job id is in use, or the named path does not work here; nothing
-            moved.
+            slots need, a slot is written twice, a job id is in use, or the named path does not work here or not
+            layer by layer; nothing moved.
         MoverBusy: too much is in flight; nothing moved, try again after `mover.finished()`.
         MoverClosed: the mover is closed.
     """
-    return mover.load(loads, after=after, path=path, strict=strict)
+    return mover.load(loads, after=after, path=path, strict=strict, by_layer=by_layer)
 
 
 def store_batch(

@@ -127,9 +127,10 @@ class Flight:
         self._under_way.pop(s.number, None)
         self._ring.give_back(s.number)
         self._ended += s.results(self._groups)
-        if s.mark is not None:
-            self._queues.recycle(s.mark)
-            s.mark = None
+        for mark in s.marks():
+            self._queues.recycle(mark)
+        s.mark = None
+        s.layer_marks.clear()
 
     def collect(self) -> list[Result]:
         """Results of the jobs that ended since the last call; their ids are free again."""

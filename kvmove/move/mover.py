@@ -20,9 +20,10 @@ from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
 from kvmove.move.identity import identity
 from kvmove.move.indices import IndexRing
+from kvmove.move.layers import LayerPieces
 from kvmove.move.layout import CacheLayout
-from kvmove.move.paths import Paths, work_of
-from kvmove.move.queues import Queue, Queues, queues_for
+from kvmove.move.paths import Path, Paths, work_of
+from kvmove.move.queues import Mark, Queue, Queues, queues_for
 from kvmove.move.submission import Batch, Job, Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
@@ -121,7 +122,15 @@ class Mover:
             if lane_of(lane) is Lane.BULK:
                 self._programs[Queue.STORE] = programs
 
-    def load(self, loads: Sequence[Load], *, after: torch.cuda.Event | None, path: str | None, strict: bool) -> Ticket:
+    def load(
+        self,
+        loads: Sequence[Load],
+        *,
+        after: torch.cuda.Event | None,
+        path: str | None,
+        strict: bool,
+        by_layer: bool = False,
+    ) -> Ticket:
         """See `kvmove.load_batch`."""
         with self._lock:
             self._refuse_closed()
@@ -133,7 +142,8 @@ class Mover:
             # All expedited loads go together; bulk loads apart, so that each is reported when it is done.
             urgent = [(x.job, x.parts) for x in loads if x.lane is Lane.EXPEDITED]
             load = JobKind.LOAD
-            batches = [self._batch(load, Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), path)] if urgent else []
+            urgent_path = self._paths.by_layer(path) if by_layer and urgent else path
+            batches = [self._batch(load, Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), urgent_path)] if urgent else []
             bulk = [((x.job, x.parts),) for x in loads if x.lane is Lane.BULK]
             batches += [self._batch(load, Lane.BULK, Queue.BULK, job, path) for job in bulk]
             made = self._submit(load, batches, after)
@@ -154,9 +164,15 @@ class Mover:
             made = self._submit(store, [self._batch(store, Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
 
-    def _batch(self, kind: JobKind, lane: Lane, queue: Queue, jobs: tuple[Job, ...], name: str | None) -> Batch:
+    def _batch(
+        self, kind: JobKind, lane: Lane, queue: Queue, jobs: tuple[Job, ...], named: str | LayerPieces | None
+    ) -> Batch:
         parts = [part for _, of_job in jobs for part in of_job]
-        path = self._paths.choose(kind, lane, parts) if name is None else self._paths.named(name)
+        path: Path | LayerPieces
+        if named is None:
+            path = self._paths.choose(kind, lane, parts)
+        else:
+            path = self._paths.named(named) if isinstance(named, str) else named
         batch = Batch(lane, queue, path, jobs, parts)
         if self._costs is not None:
             batch.predicted_ns = self._costs.predict_ns(kind, path.name, lane, work_of(parts, self.layout.groups))
@@ -171,7 +187,7 @@ class Mover:
                 before = self._flight.before(s)
                 if not before and kind is JobKind.LOAD:
                     s.let_host_rest()
-                mark = self._queues.submit(s.batch.queue, [engine, *before], partial(self._copy, s))
+                mark = self._launch(s, [engine, *before])
             except Exception as error:
                 # A launch that was refused. Its jobs fail, the mover stays usable.
                 self._settle(s.batch.queue)
@@ -185,8 +201,19 @@ class Mover:
         with suppress(Exception):  # a device that is broken says so again where it is asked what has ended
             self._queues.submit(queue, (), lambda stream: None).synchronize()
 
-    def _copy(self, s: Submission, stream: torch.cuda.Stream | None) -> None:
-        move = s.batch.path.load if s.kind is JobKind.LOAD else s.batch.path.store
+    def _launch(self, s: Submission, after: list[Mark]) -> Mark:
+        """Queue the submission's work after the marks. Returns its end."""
+        path, queue = s.batch.path, s.batch.queue
+        if not isinstance(path, LayerPieces):
+            return self._queues.submit(queue, after, partial(self._copy, s, path))
+        for piece in range(len(path.stops)):
+            copy = partial(path.load, piece, s.pairs, self._programs[queue])
+            s.layer_marks.append(self._queues.submit(queue, after, copy))
+            after = []  # one queue keeps its order
+        return s.layer_marks[-1]
+
+    def _copy(self, s: Submission, path: Path, stream: torch.cuda.Stream | None) -> None:
+        move = path.load if s.kind is JobKind.LOAD else path.store
         move(s.pairs, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike, group: int = 0) -> None:
@@ -218,6 +245,21 @@ class Mover:
         with self._lock:
             if submission.mark is not None:
                 self._queues.wait(submission.mark)
+
+    def wait_for_layer(self, submission: Submission, layer: int) -> None:
+        """Let the current stream wait for a layer of the submission. For tickets.
+
+        Raises:
+            Refused: there is no such layer.
+        """
+        if not 0 <= layer < len(self.layout.tensors):
+            raise Refused(f"wait_layer: there is no layer {layer!r}; the layout has {len(self.layout.tensors)} tensors")
+        with self._lock:
+            path = submission.batch.path
+            if not isinstance(path, LayerPieces):
+                self.wait_for(submission)
+            elif submission.layer_marks:
+                self._queues.wait(submission.layer_marks[path.piece_of(layer)])
 
     def observe(self, submission: Submission) -> None:
         """Block the host until the submission has ended, and take in how. For tickets."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvmove.move.indices import Pairs, Span
+from kvmove.move.layers import LayerPieces
 from kvmove.move.layout import Group
 from kvmove.move.paths import Path
 from kvmove.move.queues import Mark, Queue
@@ -24,7 +25,7 @@ class Batch:
 
     lane: Lane
     queue: Queue
-    path: Path
+    path: Path | LayerPieces
     jobs: tuple[Job, ...]
     parts: list[Part]  # of all jobs
     predicted_ns: int | None = None  # device time of all of it
@@ -86,6 +87,7 @@ class Submission:
     indices: Indices
     span: Span
     mark: Mark | None = None
+    layer_marks: list[Mark] = field(default_factory=list)  # of a load by layers, the end of each piece
     error: str | None = None
     pairs: list[Pairs] = field(init=False)  # what paths are given, by group
     blocks: Index = field(init=False)  # the host blocks it touches, each at least once
@@ -103,10 +105,19 @@ class Submission:
         for p in self.pairs:
             p.host_rests = True
 
+    def _elapsed_ns(self) -> int | None:
+        """Of pieces the sum: they follow each other."""
+        times = [mark.elapsed_ns() for mark in self.marks()]
+        return None if not times or None in times else sum(t for t in times if t is not None)
+
+    def marks(self) -> list[Mark]:
+        """The ends of its launches, in order; the last one is `mark`."""
+        return self.layer_marks or ([] if self.mark is None else [self.mark])
+
     def results(self, groups: Sequence[Group]) -> list[Result]:
         """How each of its jobs ended."""
         ok = self.error is None
-        elapsed_ns = self.mark.elapsed_ns() if ok and self.mark is not None else None
+        elapsed_ns = self._elapsed_ns() if ok else None
         return [
             Result(
                 job=job,

@@ -45,6 +45,23 @@ class Ticket:
         if self._strict:
             self.check()
 
+    def wait_layer(self, layer: int) -> None:
+        """Let the current stream wait for one layer of the call's expedited loads. Does not block the host.
+
+        Call it before anything of that layer reads or writes the loaded slots, for every layer in turn. After a call
+        without `by_layer` it waits for everything, as `wait()` does. `check()` is due as ever.
+
+        Args:
+            layer: index of a tensor in the list that `CacheLayout.from_tensors` was given.
+
+        Raises:
+            MoveFailed: a job of this call could not be launched.
+            Refused: there is no such layer.
+        """
+        for submission in self._waited:
+            self._raise_if_failed(submission)
+            self._mover.wait_for_layer(submission, layer)
+
     def check(self) -> None:
         """Say whether every expedited load (or store) of this call arrived. Call it at the step's output sync.
 

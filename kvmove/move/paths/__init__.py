@@ -18,6 +18,7 @@ from kvmove.costs import CostModel, Work
 from kvmove.errors import Refused
 from kvmove.move.hostpool import HostPool
 from kvmove.move.indices import Pairs
+from kvmove.move.layers import LayerPieces
 from kvmove.move.layout import CacheLayout, Group
 from kvmove.move.paths.direct import DirectPath
 from kvmove.move.paths.engine import EnginePath
@@ -84,6 +85,7 @@ class Paths:
             g.index for g in layout.groups if len(g.pages) == 1 and g.block_bytes >= ENGINE_PAGE_BYTES
         }
         self._made: dict[str, Path] = {}
+        self._by_layer: dict[str, LayerPieces] = {}
         self._always = self.named(always) if always is not None else self._only_choice()
         if self._always is None:
             for name in ("direct", "staged", "engine"):
@@ -121,6 +123,19 @@ class Paths:
         if name not in self._made:
             self._made[name] = _MAKERS[name](self._layout, self._pool)
         return self._made[name]
+
+    def by_layer(self, name: str | None) -> LayerPieces:
+        """The path called `name`, or the direct path or what stands in for it, in pieces of layers.
+
+        Raises:
+            Refused: as `named`, or the path cannot load layer by layer.
+        """
+        if name is None:
+            name = "direct" if self._always is None else self._always.name
+        path = self.named(name)
+        if name not in self._by_layer:
+            self._by_layer[name] = LayerPieces(path.name, _MAKERS[name], self._layout, self._pool)
+        return self._by_layer[name]
 
     def choose(self, kind: JobKind, lane: Lane, parts: Sequence[Part]) -> Path:
         """The path for a job of these parts in a lane."""
