@@ -94,12 +94,13 @@ class KVMoveScheduler(OffloadingConnectorScheduler):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int, max_num_new_tokens: int | None = None
     ) -> tuple[int | None, bool]:
-        if self._step_region is None and self._decisions.is_open:
-            # vLLM's region of a step is gone and ours is not: schedule() raised before it built the metadata.
+        request_id = request.request_id
+        if self._decisions.was_asked(request_id) or (self._step_region is None and self._decisions.was_asked()):
+            # No step asks twice about a request, or outlives vLLM's region: schedule() raised in the one before.
             self._current_batch_sync_loads.clear()
+            self._current_batch_sync_load_bytes = 0
             self._decisions.abort_step()
         self._give_up_last()
-        request_id = request.request_id
         hit_tokens, _ = super().get_num_new_matched_tokens(request, num_computed_tokens, max_num_new_tokens)
         if not hit_tokens:
             return hit_tokens, False

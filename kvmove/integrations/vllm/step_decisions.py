@@ -90,15 +90,15 @@ class StepDecisions:
             policy, budget_bytes=options.sync_load_budget_bytes, max_deferrals=options.policy_max_deferrals
         )
         self._is_open = False
+        self._asked: set[str] = set()  # in the open step
         self._pending: str | None = None  # is to load, and was neither admitted nor given up so far
         self._waits: dict[str, _Wait] = {}
         self._reported_records = False
         _log.info("kvmove decides with policy `%s` (%s)", policy.name, policy.hash)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a question opened a step that has not ended."""
-        return self._is_open
+    def was_asked(self, request: str | None = None) -> bool:
+        """Whether a question, or one about this request, belongs to a step that has not ended."""
+        return self._is_open if request is None else request in self._asked
 
     @property
     def policy(self) -> Policy:
@@ -123,6 +123,7 @@ class StepDecisions:
         """
         if not self._is_open:
             self._begin(engine())
+        self._asked.add(request)
         wait = self._waits.setdefault(request, _Wait(self._clock_ns()))
         end = cached_tokens + hit_tokens
         num_bytes = self._sizes.num_bytes(cached_tokens, end)
@@ -185,6 +186,7 @@ class StepDecisions:
         if not self._is_open:
             return None
         self._is_open = False
+        self._asked.clear()
         return self._scheduler.end_step()
 
     def abort_step(self) -> None:
@@ -192,6 +194,7 @@ class StepDecisions:
         self._pending = None
         if self._is_open:
             self._is_open = False
+            self._asked.clear()
             self._scheduler.abort_step()
 
     def forget(self, request: str) -> None:
