@@ -1,7 +1,7 @@
 """The policy language: text to tokens and limits, to a tree, to a checked program, to one compiled function.
 
-`Policy` is what an engine uses. The passes, in order: `source` and `limits`, `lexer`, `parser` with `build`
-(giving `tree`), `checker` with `definitions` and `expressions` (giving `checked`, on the exact arithmetic of
+`Policy` is what an engine uses. The passes, in order: `source` and `limits`, `lexer`, `parser` with `lalr` and
+`build` (giving `tree`), `checker` with `definitions` and `expressions` (giving `checked`, on the exact arithmetic of
 `whole` and `exact`), `compiler`. `evaluate` says what is correct; `analyse` runs every pass but the last.
 """
 

@@ -32,6 +32,4 @@ def build(*, strict: bool = False) -> Lark:
     """
     from lark import Lark
 
-    return Lark(
-        grammar_text(), parser="lalr", lexer="basic", strict=strict, propagate_positions=True, maybe_placeholders=False
-    )
+    return Lark(grammar_text(), parser="lalr", lexer="basic", strict=strict, maybe_placeholders=False)

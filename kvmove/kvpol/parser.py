@@ -30,28 +30,17 @@ def parse(source: Source, findings: Findings) -> tree.File:
         return tree.File(None, ())
     if not is_bounded and not _all_bounded(source, tokens):
         return _recover(source, tokens, len(tokens), findings)
-    whole = _feed(tokens)
+    whole = _read(tokens)
     if not isinstance(whole, int):
         return _file(whole, frozenset())
     return _recover(source, tokens, whole, findings)
 
 
-def _feed(tokens: Sequence[Token]) -> Any:
-    """Lark's tree for `tokens`, or the index of the first token that cannot follow (their number: the end)."""
-    from lark import Token as LarkToken
-    from lark import UnexpectedToken
+def _read(tokens: Sequence[Token]) -> list[Any] | int:
+    # Imported with the first policy: it brings lark.
+    from kvmove.kvpol.lalr import read
 
-    parser: Any = grammar().parse_interactive()
-    at = 0
-    last = None
-    try:
-        for at, t in enumerate(tokens):  # noqa: B007 - read after the loop
-            last = LarkToken(t.kind, t.text, start_pos=t.span.start, end_pos=t.span.end)
-            parser.feed_token(last)
-        at = len(tokens)
-        return parser.feed_eof(last)
-    except UnexpectedToken:
-        return at
+    return read(tokens)
 
 
 def expected_at(tokens: Sequence[Token], at: int) -> frozenset[str]:
@@ -64,18 +53,9 @@ def expected_at(tokens: Sequence[Token], at: int) -> frozenset[str]:
     return frozenset(parser.accepts())
 
 
-def _file(whole: Any, damaged: frozenset[str]) -> tree.File:
-    from kvmove.kvpol.build import build_statement
-
-    header: tree.Header | None = None
-    statements: list[tree.Statement] = []
-    for child in whole.children:
-        statement = build_statement(child)
-        if isinstance(statement, tree.Header):
-            header = statement
-        else:
-            statements.append(statement)
-    return tree.File(header, tuple(statements), damaged)
+def _file(nodes: Sequence[Any], damaged: frozenset[str]) -> tree.File:
+    header = nodes[0] if nodes and isinstance(nodes[0], tree.Header) else None
+    return tree.File(header, tuple(nodes if header is None else nodes[1:]), damaged)
 
 
 def _recover(source: Source, tokens: Sequence[Token], failed_at: int, findings: Findings) -> tree.File:
@@ -100,7 +80,7 @@ def _recover(source: Source, tokens: Sequence[Token], failed_at: int, findings: 
             )
             reported = True
             continue
-        result = _feed(chunk)
+        result = _read(chunk)
         if isinstance(result, int):
             following = tokens[end] if end < len(tokens) else None
             # A character that was reported as stray left a gap; what fails beside it is not a second mistake.

@@ -151,7 +151,7 @@ def test_names_and_units_need_not_be_right() -> None:
 
 def test_a_syntax_error_is_refused_with_every_finding() -> None:
     """What cannot be parsed is not laid out, and each of its mistakes is named."""
-    with pytest.raises(PolicyError, match=r"broken\.kvpol:2:1") as e:
+    with pytest.raises(PolicyError, match=r"broken\.kvpol:1:15") as e:
         format_text("sync if bytes <\nlet x = 3B\nparam y bytes = 3B\nasync", name="broken.kvpol")
     assert len(e.value.findings) == 2
     with pytest.raises(PolicyError, match="64 KiB"):
