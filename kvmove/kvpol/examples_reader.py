@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from kvmove import schema
 from kvmove.kvpol.examples_records import Example, ExpectedHit
@@ -12,7 +12,9 @@ from kvmove.kvpol.given import BadValue, hit_of, step_of
 from kvmove.kvpol.source import quoted
 from kvmove.kvpol.suggest import did_you_mean, listed
 from kvmove.kvpol.units import BYTES, QuantityError, parse_quantity
-from kvmove.records import Action, Demotion, Hit
+from kvmove.records import Action, Demotion
+
+T = TypeVar("T")
 
 _EXAMPLE_KEYS = ("name", "hit", "step", "params", "expect", "rule", "guard_rail", "blocks", "max_bytes", "hits")
 _HIT_KEYS = ("hit", "expect", "rule", "guard_rail", "blocks", "max_bytes")
@@ -93,11 +95,7 @@ class Reader:
 
     def hit(self, item: Mapping[str, Any], *path: str | int) -> ExpectedHit | None:
         given = self.table(item, "hit", *path)
-        hit: Hit | None = None
-        try:
-            hit, _ = hit_of(given)
-        except BadValue as e:
-            self.problem(str(e), *path, "hit", *([e.name] if e.name else []))
+        hit = self.built(lambda values: hit_of(values)[0], given, *path, "hit")
         expect = self.one_of(item, "expect", tuple(Action), *path)
         if "expect" not in item:
             self.problem(f"`expect` is missing: {listed(Action)}", *path)
@@ -158,10 +156,28 @@ class Reader:
         return None
 
     def check_step(self, step: Mapping[str, object], *path: str | int) -> None:
-        try:
-            step_of(step, None)
-        except BadValue as e:
-            self.problem(str(e), *path, "step", *([e.name] if e.name else []))
+        self.built(lambda values: step_of(values, None), step, *path, "step")
+
+    def built(
+        self, build: Callable[[Mapping[str, object]], T], given: Mapping[str, object], *path: str | int
+    ) -> T | None:
+        """What `build` makes of the values; None where some are wrong, each of which is a problem.
+
+        That values contradict each other is said only where each is right by itself.
+        """
+        left = dict(given)
+        while True:
+            try:
+                built = build(left)
+            except BadValue as e:
+                if e.name in left:
+                    self.problem(str(e), *path, e.name)
+                    del left[e.name]
+                    continue
+                if len(left) == len(given):
+                    self.problem(str(e), *path)
+                return None
+            return built if len(left) == len(given) else None
 
     def check_params(self, params: dict[str, Any], *path: str | int) -> None:
         for name, value in params.items():
