@@ -18,7 +18,7 @@ from kvmove.offload.statistics import OffloadCounters, OffloadStatistics
 from kvmove.offload.step_book import StepBook
 from kvmove.offload.stores import StoreBook
 from kvmove.records import Action, Decision, JobKind, Lane
-from kvmove.schedule import HitPolicy, StepScheduler
+from kvmove.schedule import HitPolicy, PolicySource, StepScheduler
 from kvmove.tier import HostTier
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class OffloadScheduler:
     refused changes nothing.
 
     Args:
-        policy: what `StepScheduler` takes.
+        policy: what `StepScheduler` takes: a `kvmove.Policy`, or a `kvmove.PolicyFile` that follows its file.
         tier: the host tier, of this scheduler alone.
         groups: the cache's groups of layers, in the order of the layout's.
         block_tokens: tokens of a block, the same in all groups.
@@ -56,6 +56,7 @@ class OffloadScheduler:
         ranks: workers that each report every job, numbered from 0.
         budget_bytes: see `StepScheduler`.
         max_deferrals: see `StepScheduler`.
+        explain_every: see `StepScheduler`.
         store_threshold: store a key from the so-many-th request with it on; 1 stores every key.
 
     Raises:
@@ -64,7 +65,7 @@ class OffloadScheduler:
 
     def __init__(
         self,
-        policy: HitPolicy,
+        policy: HitPolicy | PolicySource,
         tier: HostTier,
         groups: Sequence[Group],
         *,
@@ -74,6 +75,7 @@ class OffloadScheduler:
         budget_bytes: int | None = None,
         max_deferrals: int = 16,
         store_threshold: int = 1,
+        explain_every: int = 0,
     ) -> None:
         for name, value in (
             ("block_tokens", block_tokens),
@@ -85,7 +87,9 @@ class OffloadScheduler:
         if not groups or not all(isinstance(group, Group) for group in groups):
             raise Refused(f"groups is {groups!r}; a Group for each group of layers is needed")
         self.tier = tier
-        self.steps = StepScheduler(policy, budget_bytes=budget_bytes, max_deferrals=max_deferrals)
+        self.steps = StepScheduler(
+            policy, budget_bytes=budget_bytes, max_deferrals=max_deferrals, explain_every=explain_every
+        )
         self._num_groups = len(groups)
         self._chunk_tokens = block_tokens * blocks_per_chunk
         self._finder = HitFinder(tier, groups, block_tokens=block_tokens, blocks_per_chunk=blocks_per_chunk)
@@ -102,8 +106,8 @@ class OffloadScheduler:
         self._next_job = 0
         self._now_ns = 0
 
-    def set_policy(self, policy: HitPolicy) -> None:
-        """Use another policy from the next `begin_step` on (what `PolicyFile.apply_to` calls).
+    def set_policy(self, policy: HitPolicy | PolicySource) -> None:
+        """Use another policy from the next `begin_step` on.
 
         Raises:
             Refused: the policy has no usable rules or a budget out of range; the present one stays.

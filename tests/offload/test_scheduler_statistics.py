@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from kvmove.kvpol.reload import PolicyFile
+from kvmove.records import Action
 from kvmove.testing.offload_calls import BLOCK_BYTES, Driver
 
 
@@ -35,6 +39,26 @@ def test_statistics_count_what_happened() -> None:
     plan = driver.build()
     driver.report(plan.jobs, failed=plan.jobs)
     assert driver.scheduler.statistics().loads_failed == 1
+
+
+def test_a_policy_file_is_followed_from_step_to_step(tmp_path: Path) -> None:
+    """The version that is there when a step begins decides in it."""
+    path = tmp_path / "live.kvpol"
+    path.write_text("defer\n", encoding="utf-8")
+    with PolicyFile(path) as file:
+        driver = Driver(explain_every=1)
+        driver.scheduler.set_policy(file)
+        driver.store("abcd")
+        driver.arrive("r", "abcd")
+        driver.begin()
+        path.write_text("sync\n", encoding="utf-8")
+        file.reload()
+        assert driver.load("r", range(20, 25)) is Action.DEFER
+        driver.build()
+        driver.begin()
+        assert driver.load("r", range(20, 25)) is Action.SYNC
+        driver.build()
+    assert driver.scheduler.steps.statistics().why_not[0].matched == 1
 
 
 def hit_blocks_after_eviction(driver: Driver) -> int:
