@@ -217,6 +217,7 @@ class FailedLoad:
         request: whose load it was.
         requests: every request that has one of the slots in its table, the first included: the engine drops
             this step's output for all of them, takes the slots out of its prefix cache, and computes them again.
+            Some may have ended, or lost their slots, since they used them.
         tokens: leading tokens of `request` that were in the GPU cache before the load and still hold.
     """
 

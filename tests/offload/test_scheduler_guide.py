@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
+import kvmove.offload
+from kvmove.testing.offload_calls import Driver
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "engine.md"
+
+
+def code_blocks() -> list[str]:
+    """The engine, and what to do when a sync load failed."""
+    return re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def example() -> tuple[str, str]:
     """The guide's engine, and what it does with it."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    whole = next(block for block in blocks if "class Engine" in block)
+    whole = code_blocks()[0]
     engine, _, use = whole.partition("\nengine = Engine()\n")
     return engine, "engine = Engine()\n" + use
 
@@ -51,3 +58,20 @@ def test_its_engine_serves_many_requests_with_few_slots(budget_blocks: int) -> N
     assert scheduler.num_jobs == 0
     names["worker"].shutdown()
     names["pool"].close()
+
+
+def test_the_advice_after_a_failure_drops_what_depends_on_the_load() -> None:
+    """Of the request that loads, and of the one that shares its slots."""
+    driver = Driver("sync")
+    driver.store("ab")
+    driver.arrive("r", "ab")
+    driver.arrive("shares", "abc")
+    driver.begin()
+    driver.load("r", range(10, 13))
+    driver.scheduler.lookup("shares", 8)
+    driver.alloc("shares", [10, 11, 20, 21])
+    plan = driver.build()
+    dropped: list[str] = []
+    names = {"kvmove": kvmove, "outcome": driver.report(plan.jobs, failed=plan.jobs), "drop_output": dropped.append}
+    exec(compile(code_blocks()[1], str(GUIDE), "exec"), names)
+    assert dropped == ["r", "shares"]
