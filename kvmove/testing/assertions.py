@@ -19,7 +19,7 @@ from kvmove.kvpol.policy import Policy
 from kvmove.records import Action, Hit, StepState
 from kvmove.testing.claims import Asked, WrittenClaim, ask
 from kvmove.testing.counterexample import explain
-from kvmove.testing.edges import edges_of
+from kvmove.testing.edges import Edges, edges_of
 from kvmove.testing.records import Situation, hit_from, simplified, situations_at
 
 if TYPE_CHECKING:
@@ -61,14 +61,16 @@ def assert_always(
             return
         edges = edges_of(policy, claims=claim.expressions)
         _search(
-            situations_at(edges), lambda x: claim.holds(x.hit, x.step, ask(policy, *x)), said, (policy,), max_examples
-        )
+            situations_at(edges), lambda x: claim.holds(x.hit, x.step, ask(policy, *x)), said, (policy,), max_examples,
+            edges,
+        )  # fmt: skip
         return
     if method == "prove":
         raise Refused("a function cannot be proved; write the claim as text, or use method='search'")
     name = getattr(property, "__name__", "the property")
     said = f"`{name}` does not hold of every decision of policy `{policy.name}`"
-    _search(situations_at(edges_of(policy)), _calls(property, policy), said, (policy,), max_examples)
+    edges = edges_of(policy)
+    _search(situations_at(edges), _calls(property, policy), said, (policy,), max_examples, edges)
 
 
 def assert_budget_respected(policy: Policy, method: Method = "auto", *, max_examples: int = MAX_EXAMPLES) -> None:
@@ -96,13 +98,14 @@ def assert_monotone(policy: Policy, method: Method = "auto", *, max_examples: in
     said = f"policy `{policy.name}` is not monotone: the larger hit is sync, the smaller one is not"
     if _proved(method, lambda: _proof().monotone(policy), said, (policy,)):
         return
-    pairs = st.tuples(situations_at(edges_of(policy)), _PER_MILLE, _PER_MILLE, _PER_MILLE).map(_pair)
+    edges = edges_of(policy)
+    pairs = st.tuples(situations_at(edges), _PER_MILLE, _PER_MILLE, _PER_MILLE).map(_pair)
 
     def holds(pair: tuple[Situation, Situation]) -> bool:
         small, large = pair
         return ask(policy, *large).action is not Action.SYNC or ask(policy, *small).action is Action.SYNC
 
-    _search(pairs, holds, said, (policy,), max_examples)
+    _search(pairs, holds, said, (policy,), max_examples, edges)
 
 
 def assert_equivalent(
@@ -139,7 +142,8 @@ def assert_equivalent(
         return (a.action, a.blocks) == (b.action, b.blocks)
 
     claims = () if condition is None else condition.expressions
-    _search(situations_at(edges_of(first, second, claims=claims)), holds, said, (first, second), max_examples)
+    edges = edges_of(first, second, claims=claims)
+    _search(situations_at(edges), holds, said, (first, second), max_examples, edges)
 
 
 _PER_MILLE = st.integers(0, 1000)
@@ -204,6 +208,7 @@ def _search(
     said: str,
     policies: tuple[Policy, ...],
     max_examples: int,
+    edges: Edges,
 ) -> None:
     """Look for something drawn from `strategy` that does not hold.
 
@@ -239,7 +244,7 @@ def _search(
     def whole(situations: list[Situation]) -> Any:
         return situations[0] if is_one else tuple(situations)
 
-    shown = simplified([drawn] if is_one else list(drawn), lambda found: complaint(whole(found)) is not None)
+    shown = simplified([drawn] if is_one else list(drawn), lambda found: complaint(whole(found)) is not None, edges)
     message = explain(said, policies, shown, f"found among at most {max_examples} drawn situations")
     raised = complaint(whole(shown))
     raise AssertionError(f"{message}\n\n  {raised}" if raised else message)
