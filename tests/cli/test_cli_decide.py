@@ -170,6 +170,57 @@ def test_wrong_or_contradictory_values_are_refused(hit: str, message: str) -> No
     assert message in result.output
 
 
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("budgt=3MiB", "step: there is no `budgt`; did you mean `budget`?"),
+        ("bytes=3MiB", "step: there is no `bytes`; it is a value of the hit"),
+        ("budget=3tok", "budget is in bytes, such as `3MiB`, and `3tok` is in tokens"),
+        ("step_time=3MiB", "step_time is in time, such as `2ms`, and `3MiB` is in bytes"),
+        ("async_delay=1.5", "async_delay is in time, such as `2ms`, and `1.5` has no unit"),
+        ("running=3s", "running is in plain numbers, such as `3`, and `3s` is in time"),
+        ("budget=1MiB,budget_remaining=2MiB", "budget"),
+        ("running=unknown", "running is always known"),
+        ("waiting=-1", "waiting is -1, outside 0 to 16777216"),
+    ],
+)
+def test_values_of_the_step_are_checked_too(step: str, message: str) -> None:
+    """A value that is not of a step, or not in its unit, is refused with status 2."""
+    result = run("budgeted", "--step", step)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.kvpol"], "error: none.kvpol: cannot be read: no such file"),
+        (["budgetd"], "budgetd"),
+        ([], "FILE"),
+        (["budgeted", "--param", "budget"], "not written like `NAME=VALUE`"),
+        (["budgeted", "--param", "budget=3tok"], "budget"),
+    ],
+)
+def test_a_policy_or_option_that_cannot_be_used_is_status_2(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names it; nothing is printed as if it had been decided."""
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.output
+
+
+def test_a_policy_with_mistakes_shows_all_of_them(tmp_path: Path) -> None:
+    """As `kvmove check` does."""
+    path = tmp_path / "p.kvpol"
+    path.write_text("sync if byts < 3B\ndefer if bytes < 3ms\n")
+    result = run(path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error[KV101]: unknown name `byts`" in result.stderr
+    assert "error[KV201]: cannot compare bytes with time" in result.stderr
+
+
 NAMES = ("tokens", "prompt_tokens", "cached_tokens", "compute_tokens")
 
 
