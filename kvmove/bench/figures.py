@@ -37,7 +37,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Draw `bandwidth.svg`, `interference.svg` and `programs.svg`, as far as the report has rows for them.
+    """Draw what the report has rows for: `bandwidth.svg`, `interference.svg`, `overlap.svg`, `programs.svg`.
 
     Returns the files written.
 
@@ -109,6 +109,25 @@ def interference(rows: Sequence[Row]) -> Figure | None:
         _bars(ax, shown)
         ax.set_title(title)
         ax.set_ylabel("times as long as alone")
+    return figure
+
+
+def overlap(rows: Sequence[Row]) -> Figure | None:
+    """Bars of what a step waits for, over the copy's own time: layer by layer and at once. None without such rows."""
+    own = [r for r in rows if r.labels.get("section") == "overlap" and r.labels["kind"] == "exposed"]
+    panels = list(dict.fromkeys(str(r.labels["beside"]) for r in own))
+    if not panels:
+        return None
+    figure, axes = _panels(len(panels), columns=2)
+    for beside, ax in zip(panels, axes, strict=True):
+        shown = [r for r in own if r.labels["beside"] == beside]
+        bars = ax.bar(range(len(shown)), [r.value for r in shown], yerr=[r.spread for r in shown], color="#0072B2")
+        ax.bar_label(bars, fmt="%.2f", padding=2)
+        ax.margins(y=0.12)
+        ax.set_xticks(range(len(shown)), [f"waited for\n{r.labels['way']}" for r in shown])
+        ax.set_title(f"load behind a step, beside {beside}")
+        ax.set_ylabel("exposed, times the copy alone")
+        ax.axhline(0, color="#000000", linewidth=0.8)
     return figure
 
 
@@ -186,5 +205,6 @@ def _panels(count: int, *, columns: int) -> tuple[Figure, list[Axes]]:
 _FIGURES: dict[str, Callable[[Sequence[Row]], Figure | None]] = {
     "bandwidth": bandwidth,
     "interference": interference,
+    "overlap": overlap,
     "programs": programs,
 }

@@ -52,6 +52,8 @@ class Plan:
         caller_blocks: M9: blocks, most microseconds; of `caller_shape`.
         bulk_shape, bulk_blocks: the bulk load of `interference`; `urgent_blocks` more are loaded meanwhile.
         traffic_blocks: blocks of each of the bulk loads that follow each other beside matrix products.
+        overlap_shape, overlap_blocks: the load of `overlap`, a layer a page; `overlap_bulk_blocks` are loaded beside it;
+            `overlap_edge`: of the square matrices whose products make a step.
         program_shapes, program_bytes, program_counts: what `programs` copies, with each number of programs.
         peers: shape, bytes: what other techniques are compared on.
     """
@@ -69,6 +71,10 @@ class Plan:
     urgent_blocks: int
     traffic_blocks: int
     gemms: tuple[Gemms, ...]
+    overlap_shape: Shape
+    overlap_blocks: int
+    overlap_bulk_blocks: int
+    overlap_edge: int
     program_shapes: tuple[Shape, ...]
     program_bytes: int
     program_counts: tuple[int, ...]
@@ -109,6 +115,11 @@ FULL = Plan(
         Gemms("8192^3", 8192, 8192, 8192, 60, 3.0),
         Gemms("64x8192x8192", 64, 8192, 8192, 1500, 6.0),
     ),
+    # 32 layers, 24 MiB; products of about 50 us on an H200.
+    overlap_shape=Shape(64 * KIB, 32),
+    overlap_blocks=12,
+    overlap_bulk_blocks=512,
+    overlap_edge=2560,
     program_shapes=tuple(Shape.for_page(n) for n in (576, 656, 1152, 4 * KIB, 16 * KIB, 18432)),
     program_bytes=192 * MIB,
     program_counts=(1, 2, 4, 8, 16),

@@ -56,15 +56,15 @@ class DmaTraffic:
 
 
 class BulkTraffic:
-    """Bulk loads of random blocks among the first `num_blocks`, by one path or (None) by the mover's choice."""
+    """Bulk loads of random blocks of [begin, end), by one path or (None) by the mover's choice."""
 
-    def __init__(self, bench: Workbench, count: int, path: str | None, num_blocks: int) -> None:
+    def __init__(self, bench: Workbench, count: int, path: str | None, end: int, begin: int = 0) -> None:
         self.copy_bytes = count * bench.shape.block_bytes
-        self._bench, self._count, self._path, self._num_blocks = bench, count, path, num_blocks
+        self._bench, self._count, self._path, self._between = bench, count, path, (begin, end)
         self._jobs: list[int] = []
 
     def start(self) -> None:
-        load = self._bench.next_load(self._count, Lane.BULK, 0, self._num_blocks)
+        load = self._bench.next_load(self._count, Lane.BULK, *self._between)
         self._bench.submit(load, self._path)
         self._jobs.append(load.job)
 

@@ -107,9 +107,9 @@ class Workbench:
         """A load of random blocks, not yet submitted."""
         return Load(self.new_job(), *self.indices(count, begin, end), Lane(lane))
 
-    def submit(self, load: Load, path: str | None = None) -> Ticket:
+    def submit(self, load: Load, path: str | None = None, *, by_layer: bool = False) -> Ticket:
         """Start a load."""
-        return load_batch(self.mover, [load], path=path)
+        return load_batch(self.mover, [load], path=path, by_layer=by_layer)
 
     def ended(self, job: int) -> Result | None:
         """How a job ended, or None while it is in flight. Does not block."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvmove.bench.results import Report
 
 FAILED = 1
-_DRAWN = "bandwidth, interference and programs"
+_DRAWN = "bandwidth, interference, overlap and programs"
 _WIDTH = 140  # columns of a table that goes to a file: nothing wraps there
 _MOST_PAGE_KIB, _MOST_SIZE_MIB = 64 * 1024, 256 * 1024
 
@@ -186,7 +186,7 @@ def _refuse_figures(names: list[str]) -> None:
     """Refuse figures that could not be drawn, before minutes of measuring."""
     from importlib.util import find_spec
 
-    if not {"bandwidth", "interference", "programs"} & set(names):
+    if not {"bandwidth", "interference", "overlap", "programs"} & set(names):
         raise typer.BadParameter(f"only the sections {_DRAWN} have figures", param_hint="--figures")
 
     if find_spec("matplotlib") is None:

@@ -84,13 +84,16 @@ def test_without_cuda_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["speed"], "`speed` is no section; choose from: bandwidth, latency, interference, programs, peers"),
+        (["speed"], "`speed` is no section; choose from: bandwidth, latency, interference, overlap, programs, peers"),
         (["--page-kib", "four"], "`four` is no number"),
         (["--page-kib", "4,"], "is no number"),
         (["--page-kib", "0"], "is not in"),
         (["--sizes-mib", "nan"], "is not in"),
         (["--sizes-mib", "1e9"], "is not in"),
-        (["latency", "--figures", "somewhere"], "only the sections bandwidth, interference and programs have figures"),
+        (
+            ["latency", "--figures", "somewhere"],
+            "only the sections bandwidth, interference, overlap and programs have figures",
+        ),
         (["figures", "none.json"], "none.json: no such file"),
         (["figures"], "RESULTS"),
     ],
@@ -108,7 +111,10 @@ def test_results_without_a_figure_are_refused(tmp_path: Path) -> None:
     Report.here([Row.of("M10", [5.0], "x")]).write(path)
     result = invoke("figures", str(path), "--output", str(tmp_path / "f"))
     assert result.exit_code == 2
-    assert "nothing to draw; measure at least one of the sections bandwidth, interference and programs" in result.stderr
+    assert (
+        "nothing to draw; measure at least one of the sections bandwidth, interference, overlap and programs"
+        in result.stderr
+    )
 
 
 def test_figures_of_something_else_are_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvmove.bench.figures import bandwidth, draw, interference, programs
+from kvmove.bench.figures import bandwidth, draw, interference, overlap, programs
 from kvmove.bench.results import Report
 from kvmove.bench.rows import Row
 from kvmove.errors import Refused
@@ -113,3 +113,18 @@ def test_programs_have_a_line_a_path() -> None:
         "tma": [0.9],
     }
     assert programs(ROWS) is None
+
+
+def test_exposed_time_has_a_bar_a_way() -> None:
+    """A panel for what runs beside, a bar for each way to wait; times have none."""
+    labels = {"section": "overlap", "kind": "exposed", "beside": "nothing"}
+    rows = [
+        Row(id=way, value=value, spread=0.0, unit="x copy", labels={**labels, "way": way})
+        for way, value in (("by layer", 0.1), ("at once", 1.0))
+    ]
+    rows.append(Row(id="t", value=5.0, spread=0.0, unit="us", labels={"section": "overlap", "kind": "times"}))
+    figure = overlap(rows)
+    assert figure is not None
+    (panel,) = figure.axes
+    assert [bar.get_height() for bar in panel.patches] == [0.1, 1.0]
+    assert overlap(ROWS) is None

@@ -9,6 +9,7 @@ import pytest
 from kvmove.bench.device import CudaDevice
 from kvmove.bench.plan import KIB, MIB, Gemms, Plan, Shape
 from kvmove.bench.run import run
+from kvmove.bench.sections import SECTIONS
 from kvmove.bench.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +27,7 @@ def test_every_section_runs_on_the_device(tiny: Plan) -> None:
         gemms=(Gemms("1024^3", 1024, 1024, 1024, 200, 3.0),),
         peers=((Shape(128, 4), 1024), (Shape(8 * KIB, 5), 1 * MIB)),
     )
-    report = run(["bandwidth", "latency", "interference", "programs", "peers"], Session(CudaDevice(), plan))
+    report = run(SECTIONS, Session(CudaDevice(), plan))
     assert report.failures == ()
-    assert {r.labels["section"] for r in report.rows} == {"bandwidth", "latency", "interference", "programs", "peers"}
+    assert {r.labels["section"] for r in report.rows} == set(SECTIONS)
     assert "engine" in {r.labels.get("path") for r in report.rows}

@@ -17,6 +17,7 @@ SECTIONS = {
     "bandwidth": "GB/s of loads and stores by page size and path, beside contiguous DMA (M1, M2, M5)",
     "latency": "small loads, from the call to the data, and the caller's time (M3, M4, M9)",
     "interference": "who slows whom: bulk loads, expedited loads and matrix products (M7, M8)",
+    "overlap": "what of a load a step still waits for, layer by layer and at once (M12)",
     "programs": "how many kernel programs the direct and the tma path need to saturate the link",
     "peers": "other techniques for the same copies, beside kvmove's",
 }
