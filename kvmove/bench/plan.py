@@ -52,7 +52,7 @@ class Plan:
         caller_blocks: M9: blocks, most microseconds; of `caller_shape`.
         bulk_shape, bulk_blocks: the bulk load of `interference`; `urgent_blocks` more are loaded meanwhile.
         traffic_blocks: blocks of each of the bulk loads that follow each other beside matrix products.
-        overlap_shape, overlap_blocks: the load of `overlap`, a layer a page; `overlap_bulk_blocks` are loaded beside it;
+        overlap_shape, overlap_blocks: the load of `overlap`, a layer a page; `overlap_bulk_blocks` are loaded beside;
             `overlap_edge`: of the square matrices whose products make a step.
         program_shapes, program_bytes, program_counts: what `programs` copies, with each number of programs.
         peers: shape, bytes: what other techniques are compared on.
