@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from timeit import Timer
@@ -28,6 +29,8 @@ from kvmove.kvpol.evaluate import Evaluator
 TARGET = 6.0  # times an empty call
 CALLS = 10_000  # a round: a third of a millisecond, short beside what else the machine does
 ROUNDS = 201
+
+Clock = Callable[[], float]  # in seconds
 
 POLICY = """
 param small: tokens = 64tok
@@ -110,14 +113,16 @@ def empty(hit: Any, step: Any) -> int:
     return 0
 
 
-def timer(function: Callable[[Any, Any], int]) -> Timer:
+def timer(function: Callable[[Any, Any], int], clock: Clock) -> Timer:
     """Times `function(hit, step)` as `python -m timeit` does; its loop counts for what it is compared with too."""
-    return Timer("function(hit, step)", globals={"function": function, "hit": hit(), "step": step()})
+    return Timer("function(hit, step)", timer=clock, globals={"function": function, "hit": hit(), "step": step()})
 
 
-def measure(decide: Callable[[Any, Any], int]) -> tuple[list[float], list[float], list[float]]:
-    """Each round's ratio, and the nanoseconds of one decision and of one empty call."""
-    decision, nothing = timer(decide), timer(empty)
+def measure(
+    decide: Callable[[Any, Any], int], clock: Clock = time.perf_counter
+) -> tuple[list[float], list[float], list[float]]:
+    """Each round's ratio, and the nanoseconds of one decision and of one empty call, by `clock`."""
+    decision, nothing = timer(decide, clock), timer(empty, clock)
     decision.timeit(CALLS)  # the interpreter specialises the function's code in its first calls
     decisions, empties = [], []
     for _ in range(ROUNDS):
