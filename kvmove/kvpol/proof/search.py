@@ -166,7 +166,7 @@ class Search:
     def _examples(self, shrink: bool) -> Examples:
         model = self.solver.model()
         if shrink:
-            model = Shrinking(self.solver, self.world, perf_counter() + self.timeout_s).run()
+            model = Shrinking(self.solver, self.world, self.timeout_s).run()
         return tuple(_example(model, inputs) for inputs in self.world.inputs)
 
 

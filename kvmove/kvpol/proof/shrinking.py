@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
-from time import perf_counter
+from time import thread_time
 
 from kvmove import schema
 from kvmove.kvpol.proof.inputs import READABLE, Inputs
@@ -32,8 +32,10 @@ _MAX_CHECK_S = 0.25  # an attempt that takes longer is not worth it: the example
 class Shrinking:
     """Fixes one variable after the other to the simplest value with which the solver's formulas can still hold."""
 
-    def __init__(self, solver: Term, world: World, deadline: float) -> None:
-        self.solver, self.world, self.deadline = solver, world, deadline
+    def __init__(self, solver: Term, world: World, seconds: float) -> None:
+        self.solver, self.world = solver, world
+        # Of this thread's work, so that a busy machine does not change what is shown.
+        self.deadline = thread_time() + seconds
         self.model = solver.model()
 
     def run(self) -> Term:
@@ -110,7 +112,7 @@ class Shrinking:
         return int(self.model.eval(value, model_completion=True).as_long())
 
     def _in_time(self) -> bool:
-        return perf_counter() < self.deadline
+        return thread_time() < self.deadline
 
     def _try(self, *facts: Term) -> bool:
         """Keep to `facts` from now on if that is possible, and is found out quickly."""
@@ -118,7 +120,7 @@ class Shrinking:
             return False
         self.solver.push()
         self.solver.add(*facts)
-        if check(self.solver, min(self.deadline - perf_counter(), _MAX_CHECK_S)):
+        if check(self.solver, min(self.deadline - thread_time(), _MAX_CHECK_S)):
             self.model = self.solver.model()
             return True
         self.solver.pop()
