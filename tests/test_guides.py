@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -25,7 +26,7 @@ from typer.testing import CliRunner
 from kvmove.cli import app
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-GUIDES = ("operating.md", "testing-policies.md")
+GUIDES = ("operating.md", "proofs.md", "testing-policies.md")
 BLOCK = re.compile(
     r"^(?:<!-- file: (?P<file>\S+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -70,10 +71,11 @@ def run(command: str) -> str:
     if name == "kvmove":
         return CliRunner().invoke(app, arguments).output
     if name == "pytest":
-        # As the entry point would load the plugin. The folder is no place for caches.
-        arguments = ["-p", "kvmove.testing.plugin", "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments]
-        arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-        done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+        # As the entry point would load the plugin, and no other: they take time and add to the output.
+        arguments = ["-p", "kvmove.testing.plugin", "-p", "no:cacheprovider", *arguments]
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        arguments = [sys.executable, "-m", "pytest", *arguments]
+        done = subprocess.run(arguments, check=False, capture_output=True, text=True, env=environment)
         return DURATION.sub("in 0.12s", done.stdout)
     {"cp": shutil.copy, "mv": shutil.move}[name](*arguments)
     return ""
