@@ -228,9 +228,9 @@ class PolicyFile:
             except Exception as e:  # any: a lost watch must not end the watching
                 _log.debug("%s: no notifications (%s); looking at the file instead", self._path, e)
                 self._stop.wait(_LOOK_MS / 1000)
-                self._look_until_at_rest()
 
     def _follow(self, notifications: Callable[..., Any]) -> None:
+        self._look_until_at_rest()  # what changed while nobody watched
         # The folder, not the file: editors and ConfigMaps put another file in its place.
         folder = self._path.parent
         watched = _identity(folder)
