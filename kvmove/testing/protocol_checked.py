@@ -143,10 +143,10 @@ class CheckedScheduler:
         """The tier serves what the model serves, and pins what loads hold: nothing more."""
         self.inner.check_integrity()
         ready = {self._names[key] for key in self.tier.ready_keys()}
-        require(ready == self.model.served, f"served are {ready}, expected {self.model.served}")
+        require(ready == self.model.served, "served are {}, expected {}", ready, self.model.served)
         pinned = self.tier.statistics().pinned_blocks
-        require(pinned == len(+self.model.pins), f"{pinned} blocks are pinned, loads hold {self.model.pins}")
-        require(self.inner.num_jobs == len(self.model.jobs), f"{self.inner.num_jobs} jobs: {self.model.jobs}")
+        require(pinned == len(+self.model.pins), "{} blocks are pinned, loads hold {}", pinned, self.model.pins)
+        require(self.inner.num_jobs == len(self.model.jobs), "{} jobs: {}", self.inner.num_jobs, self.model.jobs)
 
     def _evict(self) -> None:
         """Only what no load holds and no store is to be served from may go, and only to make room for stores."""
@@ -155,7 +155,7 @@ class CheckedScheduler:
             if event.kind is EventKind.REMOVED:
                 removed |= {self._names[key] for key in event.keys} & self.model.served
         held = removed & (+self.model.pins).keys()
-        require(not held, f"{held} were evicted while loads hold them")
+        require(not held, "{} were evicted while loads hold them", held)
         self.model.served -= removed
 
     def _learn_names(self, plan: OffloadPlan) -> None:
@@ -165,4 +165,4 @@ class CheckedScheduler:
                 first = part.position // self.model.k
                 for i, tier_key in enumerate(part.keys):
                     name = self._names.setdefault(tier_key, (part.group, keys[first + i]))
-                    require(name == (part.group, keys[first + i]), f"{tier_key!r} stands for two blocks: {name}")
+                    require(name == (part.group, keys[first + i]), "{} stands for two blocks: {}", tier_key, name)

@@ -109,6 +109,10 @@ class SimEngine:
                 self.preempt(request)
             self.weights += 1
         self.calls.reset_cache()
+        self.forget_cache()
+
+    def forget_cache(self) -> None:
+        """The GPU cache serves nothing of what it holds."""
         for cache in self.caches:
             cache.forget_all()
 
@@ -168,8 +172,7 @@ class SimEngine:
         self.take_in(self.calls.worker_died(number, "the process was killed"))
         for request in [r for r in self.requests.values() if r.tables]:
             self.preempt(request)
-        for cache in self.caches:
-            cache.forget_all()
+        self.forget_cache()
         rank.restart(kept_pool=kept_pool)
         self.calls.worker_replaced(number, kept_pool=kept_pool)
 

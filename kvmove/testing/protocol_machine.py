@@ -7,7 +7,9 @@ read held what was computed for it. At the end all requests finish, and nothing 
 from __future__ import annotations
 
 import random
-from typing import Any
+import sys
+from collections import Counter
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -46,12 +48,19 @@ PROMPTS = st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=1, max_size=MAX_BL
 
 
 class ProtocolMachine(RuleBasedStateMachine):
-    """Rules are what can happen to an engine; `SimEngine` does it, `CheckedScheduler` compares."""
+    """Rules are what can happen to an engine; `SimEngine` does it, `CheckedScheduler` compares.
+
+    Attributes:
+        totals: what all machines of this process have done so far: rules, requests, blocks compared and so on.
+    """
+
+    totals: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         kind=st.sampled_from(sorted(GROUPS)), blocks_per_chunk=st.integers(1, 2), num_ranks=st.integers(1, 2),
         block_tokens=st.integers(1, 4), num_host_blocks=st.integers(2, 30), extra_slots=st.integers(0, 5),
-        chunk_tokens=st.integers(3, 12), budget_blocks=st.integers(0, 8), eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
+        chunk_tokens=st.integers(3, 12), budget_blocks=st.integers(0, 8),
+        eviction=st.sampled_from(sorted(EVICTION_POLICIES)),
         policy=st.sampled_from(POLICIES), store_threshold=st.sampled_from([1, 1, 2]), seed=st.integers(0, 1 << 16),
     )  # fmt: skip
     def begin(
@@ -83,8 +92,12 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule(
         prompts=st.lists(PROMPTS, min_size=1, max_size=3), ends_at=st.integers(0, 3), output=st.integers(0, 6),
+        is_cached=st.booleans(),
     )  # fmt: skip
-    def arrive(self, prompts: list[list[int]], ends_at: int, output: int) -> None:
+    def arrive(self, prompts: list[list[int]], ends_at: int, output: int, is_cached: bool) -> None:
+        """Requests come, after other traffic has taken the GPU cache or not: then only the tier has their prefix."""
+        if not is_cached:
+            self.engine.forget_cache()
         for branches in prompts:
             total = max(1, len(branches) * self.block_tokens - ends_at % self.block_tokens)
             prompt = max(1, total - output)
@@ -140,6 +153,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     def nothing_is_wrong(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.totals["rules"] += 1
         self.engine.check_integrity()
         self.calls.check()
         self.require_at_rest_is_at_rest()
@@ -155,7 +169,9 @@ class ProtocolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.finish()
+        if sys.exc_info()[0] is None:  # after a rule that failed, its error counts, not what follows from it
+            self.finish()
+            self.count()
         for rank in self.ranks:
             rank.close()
 
@@ -168,9 +184,23 @@ class ProtocolMachine(RuleBasedStateMachine):
             for rank in self.ranks:
                 rank.queues.drain()
             engine.step()
-            self.nothing_is_wrong()
+            engine.check_integrity()
+            self.calls.check()
         if engine.requests or self.calls.inner.num_jobs:
-            raise InternalError(f"after {STEPS_TO_FINISH} steps there are {engine.requests} and {self.calls.model.jobs}")
+            raise InternalError(
+                f"after {STEPS_TO_FINISH} steps there are {engine.requests} and {self.calls.model.jobs}"
+            )
         held: list[Any] = [cache.holders for cache in engine.caches]
         if any(held) or self.tier.statistics().pinned_blocks or self.tier.statistics().storing_blocks:
             raise InternalError(f"left are slots {held} and {self.tier.statistics()}")
+
+    def count(self) -> None:
+        """Add to the totals what this machine has done."""
+        done = self.calls.inner.statistics()
+        self.totals["machines"] += 1
+        self.totals["requests finished"] += self.engine.finished
+        self.totals["outputs dropped"] += self.engine.dropped
+        self.totals["blocks compared"] += sum(rank.compared for rank in self.ranks)
+        self.totals["keys evicted"] += self.tier.statistics().keys_evicted
+        for name in ("hits", "joins", "loads_released", "loads_failed", "stores_made", "stores_failed"):
+            self.totals[name.replace("_", " ")] += getattr(done, name)

@@ -22,10 +22,10 @@ class ModelMismatch(InternalError):
     """An answer is not what follows from the calls before it."""
 
 
-def require(holds: object, *what: object) -> None:
-    """Raise `ModelMismatch` unless it holds."""
+def require(holds: object, message: str, *values: object) -> None:
+    """Raise `ModelMismatch` unless it holds. The message is only made then: what it shows is large."""
     if not holds:
-        raise ModelMismatch(" ".join(str(part) for part in what))
+        raise ModelMismatch(message.format(*values))
 
 
 @dataclass(slots=True)
@@ -152,22 +152,24 @@ class ProtocolModel:
         request.first, request.decision, request.end = first, None, first
         end = first if self.lost or self.is_leaving(name) else self.longest(request, first)
         if end <= first:
-            require(answer.kind is LookupKind.MISS, f"lookup of {name}: {answer}, nothing is served beyond {first}")
+            require(
+                answer.kind is LookupKind.MISS, "lookup of {}: {}, nothing is served beyond {}", name, answer, first
+            )
             return
         chunks = request.keys[first // self.k : -(-end // self.k)]
         ahead = {(g, key) for key in chunks for g in range(len(self.groups))}
         marking = [job for job in self.jobs if job.is_marked and job.keys & ahead]
         if marking:
-            require(answer.kind is LookupKind.JOINED, f"lookup of {name}: {answer}, its keys are being loaded")
+            require(answer.kind is LookupKind.JOINED, "lookup of {}: {}, its keys are being loaded", name, answer)
             job = next((j for j in marking if answer.joined_job in (j.number, None) or j.number is None), None)
-            require(job is not None, f"lookup of {name}: {answer}, which is not loading its keys")
+            require(job is not None, "lookup of {}: {}, which is not loading its keys", name, answer)
             assert job is not None
             job.joined.add(name)
             request.joined = job
             return
         tokens = min(end * self.block_tokens, request.num_tokens - 1) - first * self.block_tokens
         expected = Lookup(LookupKind.HIT, end - first, tokens, self.bytes_of(first, end))
-        require(answer == expected, f"lookup of {name}: {answer}, expected {expected}")
+        require(answer == expected, "lookup of {}: {}, expected {}", name, answer, expected)
         request.end = end
 
     def sync_bytes(self) -> int:
@@ -178,16 +180,20 @@ class ProtocolModel:
         request = self.requests[name]
         request.decision = answer
         first, end = request.first, request.first + answer.blocks
-        require(self.sync_bytes() <= self.budget, f"decide: {answer} is over the budget of {self.budget} bytes")
+        require(self.sync_bytes() <= self.budget, "decide: {} is over the budget of {} bytes", answer, self.budget)
         if not answer.blocks:
-            require(answer.action in (Action.RECOMPUTE, Action.DEFER), f"decide: {answer}")
+            require(answer.action in (Action.RECOMPUTE, Action.DEFER), "decide: {}", answer)
             return
-        require(answer.action in (Action.SYNC, Action.ASYNC) and end <= request.end, f"decide: {answer} of {request}")
-        require(answer.bytes == self.bytes_of(first, end), f"decide: {answer} moves {self.bytes_of(first, end)} bytes")
-        require(self.can_have(request.keys, first, end), f"decide: {answer} cuts where a window has not what it needs")
+        require(
+            answer.action in (Action.SYNC, Action.ASYNC) and end <= request.end, "decide: {} of {}", answer, request
+        )
+        require(
+            answer.bytes == self.bytes_of(first, end), "decide: {} moves {} bytes", answer, self.bytes_of(first, end)
+        )
+        require(self.can_have(request.keys, first, end), "decide: {} cuts where a window has not what it needs", answer)
         cached = first * self.block_tokens
-        require(cached + answer.tokens < request.num_tokens, f"decide: {answer} leaves nothing to compute")
-        require(answer.tokens == min(end * self.block_tokens, request.num_tokens - 1) - cached, f"decide: {answer}")
+        require(cached + answer.tokens < request.num_tokens, "decide: {} leaves nothing to compute", answer)
+        require(answer.tokens == min(end * self.block_tokens, request.num_tokens - 1) - cached, "decide: {}", answer)
 
     def update_after_alloc(self, name: str, tables: Sequence[Sequence[int]]) -> None:
         request = self.requests[name]
@@ -205,7 +211,7 @@ class ProtocolModel:
         request.tables = [list(table) for table in tables]
         for job in self.jobs:
             if job.lane is not None and job.places & own:
-                require(job.is_sync, f"{name} has slots that an async load writes: {job}")
+                require(job.is_sync, "{} has slots that an async load writes: {}", name, job)
                 job.sharers.add(name)
         decision = request.decision
         if decision is None or not decision.blocks or any(j.request == name and j.number is None for j in self.jobs):
@@ -228,20 +234,20 @@ class ProtocolModel:
     def build_step(self, plan: OffloadPlan, numbers: Iterable[int]) -> None:
         """Check a plan; `numbers` are those of the jobs that were known before it."""
         distinct = set(plan.jobs)
-        require(not distinct & set(numbers) and len(distinct) == len(plan.jobs), f"jobs are named twice: {plan}")
+        require(not distinct & set(numbers) and len(distinct) == len(plan.jobs), "jobs are named twice: {}", plan)
         sync = sum(spec.bytes for spec in plan.sync_loads)
-        require(sync <= plan.sync_bytes <= plan.budget_bytes == self.budget, f"{sync} bytes of sync loads in {plan}")
+        require(sync <= plan.sync_bytes <= plan.budget_bytes == self.budget, "{} bytes of sync loads in {}", sync, plan)
         admitted = {job.request: job for job in self.jobs if job.number is None}
         specs = [*plan.sync_loads, *plan.async_loads]
-        require(sorted(admitted) == sorted(s.request for s in specs), f"loads {specs}, admitted were {admitted}")
+        require(sorted(admitted) == sorted(s.request for s in specs), "loads {}, admitted were {}", specs, admitted)
         for spec in specs:
             self._number(admitted[spec.request], spec, spec in plan.sync_loads)
         for store in plan.stores:
             self._take_store(store)
         stores = {job.number: job for job in self.jobs if job.lane is None}
         must = {number for number, job in stores.items() if job.places & self.written}
-        require(must <= set(plan.flushes), f"stores {must} read what the step writes, flushed are {plan.flushes}")
-        require(set(plan.flushes) <= set(stores), f"flushed are {plan.flushes}, stores under way {set(stores)}")
+        require(must <= set(plan.flushes), "stores {} read what the step writes, flushed are {}", must, plan.flushes)
+        require(set(plan.flushes) <= set(stores), "flushed are {}, stores under way {}", plan.flushes, set(stores))
         self.close_step()
 
     def close_step(self) -> None:
@@ -250,25 +256,25 @@ class ProtocolModel:
             request.decision = request.before = None
 
     def _number(self, job: ModelJob, spec: LoadSpec, is_sync: bool) -> None:
-        require(is_sync == job.is_sync and spec.lane is job.lane, f"{spec} has another lane than was decided")
+        require(is_sync == job.is_sync and spec.lane is job.lane, "{} has another lane than was decided", spec)
         request = self.key_lists[spec.request]
         keys: set[Key] = set()
         places: set[Place] = set()
         for part in spec.groups:
             keys |= self._keys_of_part(request, part)
             places |= {(part.group, slot) for slot in part.slots.tolist()}
-        require((keys, places, spec.tokens) == (job.keys, job.places, job.tokens), f"{spec} is not what was decided")
+        require((keys, places, spec.tokens) == (job.keys, job.places, job.tokens), "{} is not what was decided", spec)
         job.number, job.waiting = spec.job, self.ranks - self.lost
 
     def _take_store(self, spec: StoreSpec) -> None:
         owner = self.requests.get(spec.request)
-        require(owner is None or not owner.is_stale, f"{spec} stores what was computed before a reset")
-        require(not self.lost, f"{spec} while a rank is lost")
+        require(owner is None or not owner.is_stale, "{} stores what was computed before a reset", spec)
+        require(not self.lost, "{} while a rank is lost", spec)
         job = ModelJob(spec.request, set(), set(), None, number=spec.job, waiting=set(self.ranks))
         storing = {key for other in self.jobs if other.lane is None for key in other.keys}
         for part in spec.groups:
             keys = self._keys_of_part(self.key_lists[spec.request], part)
-            require(not keys & (self.served | storing | job.keys), f"{spec} stores what is there or on its way")
+            require(not keys & (self.served | storing | job.keys), "{} stores what is there or on its way", spec)
             job.keys |= keys
             end = part.position + len(part.slots)
             slots = part.slots.tolist()
@@ -277,15 +283,16 @@ class ProtocolModel:
                     tokens >= end * self.block_tokens and tables[part.group][part.position : end] == slots
                     for tables, tokens in self.offers.get(spec.request, ())
                 ),
-                f"{spec} stores slots that do not hold what was computed",
+                "{} stores slots that do not hold what was computed",
+                spec,
             )
             job.places |= {(part.group, slot) for slot in slots}
         self.jobs.append(job)
 
     def _keys_of_part(self, keys: Sequence[object], part: GroupBlocks) -> set[Key]:
-        require(part.first == part.position % self.k, f"{part} begins elsewhere in its chunk")
+        require(part.first == part.position % self.k, "{} begins elsewhere in its chunk", part)
         chunks = range(part.position // self.k, -(-(part.position + len(part.slots)) // self.k))
-        require(len(chunks) == len(part.keys) == len(part.blocks), f"{part} has not one host block for each chunk")
+        require(len(chunks) == len(part.keys) == len(part.blocks), "{} has not one host block for each chunk", part)
         return {(part.group, keys[c]) for c in chunks}
 
     # -- how jobs end -------------------------------------------------------------------------------------------------
@@ -330,27 +337,31 @@ class ProtocolModel:
             if job.is_sync and job.failed:
                 failed_loads.add(job.number)
                 told = next((f for f in answer.failed_loads if f.job == job.number), None)
-                require(told is not None, f"sync load {job} failed, and nobody is told: {answer}")
+                require(told is not None, "sync load {} failed, and nobody is told: {}", job, answer)
                 assert told is not None
                 alive = {name for name in job.sharers if name in self.requests}
-                require(alive <= {*told.requests}, f"{told} does not name all of {alive}")
-                require(told.tokens == job.first * self.block_tokens, f"{told} of {job}")
+                require(alive <= {*told.requests}, "{} does not name all of {}", told, alive)
+                require(told.tokens == job.first * self.block_tokens, "{} of {}", told, job)
                 for name in told.requests:
                     self.offers.pop(name, None)
         told_released = [(r.request, r.job) for r in answer.released]
         expected = sorted((name, job) for name, job in released if name in self.requests)
-        require(sorted(told_released) == expected, f"released are {told_released}, expected {expected}")
-        require(sorted(answer.freed) == sorted(freed), f"freed are {answer.freed}, expected {freed}")
-        require({f.job for f in answer.failed_loads} == failed_loads, f"{answer.failed_loads}, expected {failed_loads}")
-        require({f.job for f in answer.failed_stores} == failed_stores, f"{answer.failed_stores}: {failed_stores}")
+        require(sorted(told_released) == expected, "released are {}, expected {}", told_released, expected)
+        require(sorted(answer.freed) == sorted(freed), "freed are {}, expected {}", answer.freed, freed)
+        require(
+            {f.job for f in answer.failed_loads} == failed_loads, "{}, expected {}", answer.failed_loads, failed_loads
+        )
+        require({f.job for f in answer.failed_stores} == failed_stores, "{}: {}", answer.failed_stores, failed_stores)
         by_number = {job.number: job for job in ended}
         for r in answer.released:
             job_there = by_number.get(r.job)
             if job_there is None or r.joined:
-                require(r.joined and r.tokens == 0, f"{r} has no load of its own that ended")
+                require(r.joined and r.tokens == 0, "{} has no load of its own that ended", r)
                 continue
             tokens = job_there.first * self.block_tokens + (0 if job_there.failed else job_there.tokens)
-            require(r.tokens == tokens and (r.error is not None) == job_there.failed, f"{r}: {tokens} tokens are there")
+            require(
+                r.tokens == tokens and (r.error is not None) == job_there.failed, "{}: {} tokens are there", r, tokens
+            )
 
     def withdraw(self, name: str) -> None:
         """The open step's load of a request is taken back; who joined it is told with the next results."""
@@ -367,7 +378,7 @@ class ProtocolModel:
         if request.joined is not None:
             request.joined.joined.discard(name)
         under_way = [j for j in self.jobs if j.request == name and j.lane is not None and not j.is_abandoned]
-        require(are_free != bool(under_way), f"slots of {name} are free: {are_free}, under way {under_way}")
+        require(are_free != bool(under_way), "slots of {} are free: {}, under way {}", name, are_free, under_way)
         for job in under_way:
             job.is_abandoned, job.is_marked = True, False
             self._release_joined(job)
