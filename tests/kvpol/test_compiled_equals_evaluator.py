@@ -30,7 +30,7 @@ UNKNOWN = any_hit()
 STEP = StepState(budget_bytes=1 << 26, budget_remaining_bytes=1 << 20)
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(policies(), st.lists(st.tuples(hits(), steps()), min_size=1, max_size=8))
 @example("sync if not (load_time < 0ns)", [(UNKNOWN, STEP)])
 @example("sync if not (load_time > 3ns or bytes < 1B)", [(UNKNOWN, STEP)])
