@@ -16,7 +16,7 @@ from kvmove.records import Action, Demotion
 
 T = TypeVar("T")
 
-_EXAMPLE_KEYS = ("name", "hit", "step", "params", "expect", "rule", "guard_rail", "blocks", "max_bytes", "hits")
+EXAMPLE_KEYS = ("name", "hit", "step", "params", "expect", "rule", "guard_rail", "blocks", "max_bytes", "hits")
 _HIT_KEYS = ("hit", "expect", "rule", "guard_rail", "blocks", "max_bytes")
 
 
@@ -55,7 +55,7 @@ class Reader:
 
     def example(self, item: Mapping[str, Any], *path: str | int) -> Example | None:
         before = len(self.problems)
-        self.only(item, _EXAMPLE_KEYS, "an example", *path)
+        self.only(item, EXAMPLE_KEYS, "an example", *path)
         name = self.name(item, *path)
         step, params = self.table(item, "step", *path), self.table(item, "params", *path)
         self.check_step(step, *path)
