@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -301,6 +304,15 @@ def test_the_examples_of_the_pages_on_proofs_are_right(name: str) -> None:
     assert result.exit_code == (1 if CODES[name].severity.value == "error" else 3 if name == "KV405" else 0)
     result = prove(*options, write(right))
     assert (result.exit_code, "KV" in result.stdout) == (0, False), result.stdout
+
+
+def test_an_interrupt_ends_a_proof() -> None:
+    """Status 130 and no report: what was interrupted is no question without an answer."""
+    stop = threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    stop.start()
+    result = run("prove", "--timeout", "60s", write(UNDECIDABLE))
+    stop.join()
+    assert (result.exit_code, result.stdout) == (130, "")
 
 
 @pytest.fixture
