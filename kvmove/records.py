@@ -234,9 +234,10 @@ class Result:
     elapsed_ns: int | None  # from the start of its copies to their end on the device; None if not measured
     error: str | None = None
     predicted_ns: int | None = None  # `elapsed_ns` as the mover's profile has it; None without one
+    queued_ns: int | None = None  # device time from where the caller's stream was to the start of its copies, or None
 
     def __post_init__(self) -> None:
-        times = {"elapsed_ns": self.elapsed_ns or 0, "predicted_ns": self.predicted_ns or 0}
+        times = {name: getattr(self, name) or 0 for name in ("elapsed_ns", "predicted_ns", "queued_ns")}
         _check_counts("result", job=self.job, blocks=self.blocks, bytes=self.bytes, **times)
         if not isinstance(self.kind, JobKind) or not isinstance(self.lane, Lane):
             raise RecordError(f"result of job {self.job}: kind {self.kind!r} in lane {self.lane!r}")

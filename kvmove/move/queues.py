@@ -40,6 +40,9 @@ class Mark(Protocol):
     def elapsed_ns(self) -> int | None:
         """From the start of the marked work to its end, once done; None when it was not measured."""
 
+    def queued_ns(self) -> int | None:
+        """From where the caller's stream was (`Queues.here`) to the start of the marked work, once done; or None."""
+
 
 class Queues(Protocol):
     """What a mover needs of a device."""
@@ -64,12 +67,19 @@ class Queues(Protocol):
 
 
 class CudaMark:
-    """The end of a piece of work on a stream, with its start for the elapsed time."""
+    """The end of a piece of work on a stream, with its start for the elapsed time.
 
-    __slots__ = ("end", "start")
+    Attributes:
+        is_point: where the caller's stream was; its event is used again once nothing in flight has it as its origin.
+        origin: the point that the marked work came after; `uses` counts those works, for a point.
+    """
 
-    def __init__(self, end: torch.cuda.Event, start: torch.cuda.Event | None = None) -> None:
-        self.end, self.start = end, start
+    __slots__ = ("end", "is_point", "origin", "start", "uses")
+
+    def __init__(self, end: torch.cuda.Event, start: torch.cuda.Event | None = None, *, is_point: bool = False) -> None:
+        self.end, self.start, self.is_point = end, start, is_point
+        self.origin: CudaMark | None = None
+        self.uses = 0
 
     def done(self) -> bool:
         with cudart.beside_captures():
@@ -81,6 +91,11 @@ class CudaMark:
 
     def elapsed_ns(self) -> int | None:
         return None if self.start is None else round(self.start.elapsed_time(self.end) * 1e6)
+
+    def queued_ns(self) -> int | None:
+        if self.start is None or self.origin is None:
+            return None
+        return max(0, round(float(self.origin.end.elapsed_time(self.start)) * 1e6))
 
 
 class CudaQueues:
@@ -94,9 +109,9 @@ class CudaQueues:
         with torch.cuda.device(self.device):
             priority = {Queue.EXPEDITED: -1, Queue.BULK: 0, Queue.STORE: 0}  # lower goes first
             self.streams = {queue: torch.cuda.Stream(self.device, priority=p) for queue, p in priority.items()}
-            self._here = CudaMark(torch.cuda.Event())
         self._engine_streams: dict[int, torch.cuda.Stream] = {}  # by handle; an engine has a few
         self._spare: list[CudaMark] = []
+        self._spare_points: list[CudaMark] = []
 
     def _engine_stream(self) -> torch.cuda.Stream:
         # torch.cuda.current_stream builds an object each time, which takes several times what recording does.
@@ -107,9 +122,9 @@ class CudaQueues:
         return stream
 
     def here(self) -> CudaMark:
-        # One event serves every call: a wait keeps to what was recorded when it was asked for.
-        self._here.end.record(self._engine_stream())
-        return self._here
+        point = self._spare_points.pop() if self._spare_points else _new_point()
+        point.end.record(self._engine_stream())
+        return point
 
     def at(self, event: torch.cuda.Event) -> CudaMark:
         return CudaMark(event)
@@ -122,11 +137,14 @@ class CudaQueues:
         return self._submit(stream, after, work)
 
     def _submit(self, stream: torch.cuda.Stream, after: Iterable[Mark], work: Work) -> CudaMark:
-        for mark in after:
-            assert isinstance(mark, CudaMark)
-            stream.wait_event(mark.end)
         mark = self._spare.pop() if self._spare else _new_mark()
         assert mark.start is not None
+        for one in after:
+            assert isinstance(one, CudaMark)
+            stream.wait_event(one.end)
+            if one.is_point:
+                mark.origin = one
+                one.uses += 1
         mark.start.record(stream)
         work(stream)
         mark.end.record(stream)
@@ -138,11 +156,20 @@ class CudaQueues:
 
     def recycle(self, mark: Mark) -> None:
         assert isinstance(mark, CudaMark)
+        point, mark.origin = mark.origin, None
+        if point is not None:
+            point.uses -= 1
+            if not point.uses:
+                self._spare_points.append(point)
         self._spare.append(mark)
 
     def drain(self) -> None:
         for stream in self.streams.values():
             stream.synchronize()
+
+
+def _new_point() -> CudaMark:
+    return CudaMark(torch.cuda.Event(enable_timing=True), is_point=True)
 
 
 def _new_mark() -> CudaMark:
@@ -165,6 +192,9 @@ class HostMark:
 
     def elapsed_ns(self) -> int | None:
         return self._elapsed_ns
+
+    def queued_ns(self) -> int | None:
+        return None if self._elapsed_ns is None else 0
 
 
 class HostQueues:

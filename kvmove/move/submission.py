@@ -118,6 +118,7 @@ class Submission:
         """How each of its jobs ended."""
         ok = self.error is None
         elapsed_ns = self._elapsed_ns() if ok else None
+        queued_ns = self.marks()[0].queued_ns() if ok and self.mark is not None else None
         return [
             Result(
                 job=job,
@@ -129,6 +130,7 @@ class Submission:
                 elapsed_ns=elapsed_ns,
                 error=self.error,
                 predicted_ns=self.batch.predicted_ns,
+                queued_ns=queued_ns,
             )
             for job, parts in self.batch.jobs
         ]

@@ -41,6 +41,9 @@ class LateMark:
     def elapsed_ns(self) -> int | None:
         return None
 
+    def queued_ns(self) -> int | None:
+        return None
+
 
 class LateQueues:
     """Streams that run nothing until `run`, `drain`, or somebody who blocks on a mark lets them.

@@ -32,6 +32,9 @@ class ManualMark:
     def elapsed_ns(self) -> int | None:
         return None
 
+    def queued_ns(self) -> int | None:
+        return None
+
 
 class ManualQueues:
     """Work waits in its queue until `run` picks it, at random among the queues whose head may run.

@@ -67,3 +67,24 @@ def test_overlapping_loads_stores_and_engine_writes_never_leave_wrong_bytes(
         for tensor in tensors:
             assert torch.equal(tensor.cpu(), torch.from_numpy(slots)[None, :, None].expand(tensor.shape))
         assert torch.equal(words, torch.from_numpy(blocks)[:, None].expand_as(words))
+
+
+def test_results_say_how_long_a_job_was_queued() -> None:
+    """Every job of a call has a time from the caller's stream to its start; points are used again, each by one call."""
+    layout = CacheLayout.from_tensors([torch.zeros(16, 4096, dtype=torch.uint8, device="cuda")], block_dim=0)
+    with HostPool.for_layout(layout, 16) as pool, Mover(layout, pool) as mover:
+        for turn in range(3):
+            load_batch(
+                mover, [Load(0, [1], [2], "expedited"), Load(1, [3], [4]), Load(2, [5], [6])], by_layer=turn == 1
+            )
+            torch.cuda.synchronize()
+            results = mover.finished()
+            assert len(results) == 3
+            assert all(r.queued_ns is not None and r.queued_ns >= 0 for r in results)
+            assert all(r.elapsed_ns is not None and r.elapsed_ns > 0 for r in results)
+        assert len(mover._queues._spare_points) == 1  # type: ignore[attr-defined]
+        after = torch.cuda.Event()
+        after.record()
+        load_batch(mover, [Load(0, [1], [2])], after=after)
+        torch.cuda.synchronize()
+        assert [r.queued_ns for r in mover.finished()] == [None]  # nothing is known of somebody else's event
