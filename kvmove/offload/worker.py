@@ -157,7 +157,8 @@ class OffloadWorker:
                 failures.add([job], self._open.failed_unchecked.get(job))
             elif known.ticket is None:
                 failures.add([job] if known.is_sync else [], known.error)
-            elif known.lane is Lane.BULK and known.kind is JobKind.LOAD:
+            elif known.lane is Lane.BULK:
+                # A store too: the ticket is one for the whole call, and stops waiting at the first job that failed.
                 for part in known.what.parts:
                     self.mover.wait_for_slots(part.slots, part.group)
             elif known.ticket not in waited:
@@ -165,7 +166,6 @@ class OffloadWorker:
                 try:
                     known.ticket.wait()
                 except MoveFailed as error:
-                    # A store's failure is no reason to stop: the slots that it was to read can be written.
                     failures.add(self._open.sync_of(known.ticket), str(error))
         self._raise_if_any(failures)
 
