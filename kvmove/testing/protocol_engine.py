@@ -26,11 +26,13 @@ class StepChoices:
 
     Attributes:
         refused_launch: by rank, the launch of this step that is refused, counted from 0.
+        fault_rate: for each job and rank, the chance that one of the step's first launches is refused.
         withdrawn: requests that get their slots and are taken back before the step is built.
         aborted: the step is given up before it is built.
     """
 
     refused_launch: dict[int, int] = field(default_factory=dict)
+    fault_rate: float = 0.0
     withdrawn: frozenset[str] = frozenset()
     aborted: bool = False
 
@@ -76,6 +78,7 @@ class SimEngine:
         self.mail: list[list[JobResult]] = [[] for _ in ranks]  # results on their way to the scheduler
         self.weights = 0
         self.finished = 0
+        self.jobs = 0  # in all plans
         self.dropped = 0  # outputs of a step that were not published, because a sync load failed
         self.mismatches: list[Wrong] = []
         self.step_number = 0
@@ -134,7 +137,8 @@ class SimEngine:
             self._restore(before)
             return
         self.plan = plan = self.calls.build_step()
-        failed = self._launch(plan, scheduled, choices.refused_launch)
+        failed = self._launch(plan, scheduled, self._refused(plan, choices))
+        self.jobs += len(plan.jobs)
         sync = {spec.job for spec in plan.sync_loads}
         for rank, mail in zip(self.ranks, self.mail, strict=True):
             mail.extend(job_results(rank.worker, rank.rank))
@@ -297,6 +301,11 @@ class SimEngine:
                     cache.keep(slot, request.hashes[position])
 
     # -- doing ------------------------------------------------------------------------------------------------------
+
+    def _refused(self, plan: OffloadPlan, choices: StepChoices) -> dict[int, int]:
+        chance = 1 - (1 - choices.fault_rate) ** len(plan.jobs)
+        drawn = {r.rank: self.rng.randrange(2) for r in self.ranks if chance and self.rng.random() < chance}
+        return drawn | choices.refused_launch
 
     def _launch(
         self, plan: OffloadPlan, scheduled: dict[str, tuple[int, int]], refused_launch: dict[int, int]

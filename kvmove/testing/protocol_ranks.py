@@ -98,12 +98,18 @@ class Rank:
         def run() -> None:
             self.compared += len(reads)
             is_wrong = False
-            for group, position, slot, block_hash in reads:
-                if not np.array_equal(self._words[group][:, slot], self._expected(group, block_hash)):
-                    self.wrong.append(Wrong(self.rank, request, group, position, slot))
+            for group, words in enumerate(self._words):
+                own = [r for r in reads if r[0] == group]
+                if not own:
+                    continue
+                differs = words[:, [slot for _, _, slot, _ in own]] != self._all_expected(group, [h for *_, h in own])
+                for i in np.flatnonzero(differs.any(axis=(0, 2))):
+                    self.wrong.append(Wrong(self.rank, request, group, own[i][1], own[i][2]))
                     is_wrong = True
-            for group, slot, block_hash in writes:
-                self._words[group][:, slot] = POISON if is_wrong else self._expected(group, block_hash)
+            for group, words in enumerate(self._words):
+                slots = [slot for g, slot, _ in writes if g == group]
+                hashes = [block_hash for g, _, block_hash in writes if g == group]
+                words[:, slots] = POISON if is_wrong else self._all_expected(group, hashes)
 
         self.queues.engine(run)
 
@@ -132,8 +138,11 @@ class Rank:
         self.pool.close()
 
     def _expected(self, group: int, block_hash: int) -> NDArray[np.uint64]:
-        seed = (
-            (block_hash * 0x2545F4914F6CDD1D) ^ (self.rank + 1) * 0xD6E8FEB86659FD93 ^ (group + 1) * 0xCA5A826395121157
-        )
-        words: NDArray[np.uint64] = (self._salt[:, 0] ^ np.uint64(seed & _MASK)) | np.uint64(1)
+        return self._all_expected(group, [block_hash])[:, 0]
+
+    def _all_expected(self, group: int, hashes: Sequence[int]) -> NDArray[np.uint64]:
+        """What blocks with these hashes hold: pages, blocks, words."""
+        own = (self.rank + 1) * 0xD6E8FEB86659FD93 ^ (group + 1) * 0xCA5A826395121157
+        seeds = np.array([(h * 0x2545F4914F6CDD1D ^ own) & _MASK for h in hashes], np.uint64)
+        words: NDArray[np.uint64] = (self._salt ^ seeds[:, None]) | np.uint64(1)
         return words
