@@ -161,11 +161,12 @@ class SimEngine:
         dropped: set[str] = set()
         for name in outcome.freed:
             self._let_go(self.zombies.pop(name))
+        for released in outcome.released:
+            self._release(released)
+        # Last: what was released may rest on the slots of a sync load that failed.
         for failed in outcome.failed_loads:
             self._fail(failed)
             dropped.update(failed.requests)
-        for released in outcome.released:
-            self._release(released)
         return dropped
 
     def restart_rank(self, number: int, *, kept_pool: bool) -> None:
@@ -403,8 +404,10 @@ class SimEngine:
             for cache, table in zip(self.caches, request.tables, strict=True):
                 for slot in table[blocks:]:
                     cache.forget(slot)
-            if any(needed is not None for needed in self.needed) or self.rng.random() < 0.5:
-                self.preempt(request)  # what the window had before is let go already
+            # What a window had before is let go already; and what a load still brings has no prefix any more.
+            has_windows = any(needed is not None for needed in self.needed)
+            if has_windows or request.place is Place.PARKED or self.rng.random() < 0.5:
+                self.preempt(request)
             else:
                 request.computed, request.tail = min(request.computed, failed.tokens), None
 
