@@ -114,8 +114,6 @@ class OffloadScheduler:
         """
         self.steps.set_policy(policy)
 
-    # -- requests -------------------------------------------------------------------------------------------------
-
     def on_request(self, request: str, keys: Sequence[Hashable], num_tokens: int) -> None:
         """Make a request known.
 
@@ -152,8 +150,6 @@ class OffloadScheduler:
         record.add_keys(keys, num_tokens, self._chunk_tokens)
         for group_keys in record.keys if keys else ():
             self._reuse.saw(group_keys[have:])
-
-    # -- the step -------------------------------------------------------------------------------------------------
 
     def begin_step(
         self,
@@ -323,8 +319,6 @@ class OffloadScheduler:
         self._require_open("abort_step")
         self._step.abort()
 
-    # -- after the step -------------------------------------------------------------------------------------------
-
     def on_results(self, results: Iterable[JobResult] = ()) -> Outcome:
         """Take in what ranks report, in any order and grouping, and say what it means for requests.
 
@@ -378,8 +372,6 @@ class OffloadScheduler:
         chunks = num_tokens // self._chunk_tokens
         if chunks > record.offered_chunks and self._board.is_whole:
             self._stores.defer(record, min(chunks, len(record.keys[0])))
-
-    # -- the end of a request ---------------------------------------------------------------------------------------
 
     def preempt(self, request: str) -> bool:
         """The request loses its slots and waits again. What it computed is still stored in the next step.
@@ -458,8 +450,6 @@ class OffloadScheduler:
         self.steps.check_integrity()
         check_jobs(self._board, self._loads, self._stores)
         check_requests(self._requests.values(), self._loads)
-
-    # -- the parts of it --------------------------------------------------------------------------------------------
 
     def _looked_up(self, record: Request) -> Lookup:
         if not self._board.is_whole or self._loads.is_leaving(record.name):
