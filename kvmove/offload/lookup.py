@@ -80,6 +80,9 @@ class PrefixSearch:
         """The last block boundary at or before `end` whose `needed` blocks before it are all in the tier."""
         k = self._k
         chunk = (end - 1) // k
+        wanted = keys[max(first, end - needed) // k : chunk + 1]
+        if self._tier.lookup(wanted) == len(wanted):  # mostly so, and one question instead of many
+            return end
         while end > first and (chunk + 1) * k > max(first, end - needed):
             if self._tier.lookup(keys[chunk : chunk + 1]) == 0:
                 end = chunk * k
