@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import _group_kv_bytes_per_block
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
+    GroupOffloadConfig,
     RequestOffloadState,
     SchedulerOffloadConfig,
 )
@@ -33,6 +33,7 @@ from vllm.v1.request import Request
 
 from kvmove.errors import Refused
 from kvmove.integrations.vllm import metrics
+from kvmove.integrations.vllm.failures import FailureAwareScheduler
 from kvmove.integrations.vllm.hit_sizes import Group, HitSizes
 from kvmove.integrations.vllm.options import Options
 from kvmove.integrations.vllm.step_decisions import Engine, StepDecisions
@@ -48,7 +49,7 @@ class _AsyncLoad:
     since_ns: int
 
 
-class KVMoveScheduler(OffloadingConnectorScheduler):
+class KVMoveScheduler(FailureAwareScheduler):
     """The scheduler's side of `KVMoveConnector`.
 
     Args:
@@ -129,6 +130,15 @@ class KVMoveScheduler(OffloadingConnectorScheduler):
         # The caller reserves: only its answer can carry fewer tokens, or none.
         self._current_batch_sync_loads.discard(req_status.req.request_id)
         return False
+
+    def _reachable_store_block_mask(self, group_config: GroupOffloadConfig, *args: Any, **kwargs: Any) -> Any:
+        # vLLM 0.33 stores a chunk with a window's blocks missing if no hit that ends where this request ends can read
+        # them, and then serves it to a hit that ends elsewhere and does. A chunk is stored whole or not at all.
+        mask = super()._reachable_store_block_mask(group_config, *args, **kwargs)
+        if mask is None:
+            return None
+        size = self.config.blocks_per_chunk
+        return [any(mask[i - i % size : i - i % size + size]) for i in range(len(mask))]
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         is_sync = request.request_id in self._current_batch_sync_loads
