@@ -10,7 +10,7 @@ from histories import TEXTS, Event, delays, do, histories
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
-from simulated_engine import OURS, Setup, SimulatedEngine, Step
+from simulated_engine import OURS, THEIRS, Setup, SimulatedEngine, Step
 
 from kvmove.integrations.vllm import metrics
 from kvmove.records import Demotion, Lane
@@ -22,6 +22,7 @@ SETUPS = [
     Setup("priorities, few chunks", gpu_blocks=26, host_chunks=30, by_priority=True),
     Setup("two sliding windows, async scheduling", windows=(None, 40, 72), gpu_blocks=96, is_async=True),
     Setup("only a sliding window", windows=(40,)),
+    Setup("two sliding windows, chunks of 2", windows=(None, 40, 40), gpu_blocks=96, blocks_per_chunk=2),
 ]
 WILD = [
     "sync",
@@ -278,3 +279,28 @@ def test_a_request_may_bring_its_deadline(tmp_path: Path) -> None:
         name, steps = _run(engine, TEXTS[0][:65], params=params, max_tokens=1)
         assert _answers(steps, name)[0] == answer
         assert engine.reset(running=False, connector=False)
+
+
+def _serve_a_chunk_whose_head_was_not_needed(engine: SimulatedEngine) -> None:
+    """Store a chunk of a window when its first block is gone; then load it for a hit that needs that block."""
+    text = TEXTS[0]
+    engine.add(text[:97], 1)
+    engine.drain()
+    engine.scheduler.reset_connector_cache()
+    engine.add(TEXTS[1][:33], 1)  # so that no chunk lies where it lay, with the right bytes by chance
+    engine.drain()
+    engine.add(text[:112], 1)  # hits 96 tokens in the GPU's cache: of the window, blocks 3, 4 and 5
+    engine.drain()
+    engine.add(text[:40], 1)
+    engine.drain()
+    assert engine.reset(running=False, connector=False)
+    engine.add(text[:80], 1)  # a hit of 64 tokens reads blocks 1, 2 and 3
+    engine.drain()
+
+
+def test_no_chunk_is_stored_in_part() -> None:
+    """vLLM 0.33 serves a block here that was never stored: the connector stores such chunks whole or not at all."""
+    setup = Setup("a window, chunks of 2", windows=(None, 40), blocks_per_chunk=2)
+    with pytest.raises(AssertionError, match="reads group 1 in block"):
+        _serve_a_chunk_whose_head_was_not_needed(SimulatedEngine(setup, THEIRS, {}))
+    _serve_a_chunk_whose_head_was_not_needed(SimulatedEngine(setup, OURS, {}))
