@@ -97,7 +97,8 @@ def check(policy: Policy, situations: Situations) -> None:
         rule = session.choice(fires, session.number(i), rule)
     loaded = model.loaded
     claims = [model.holds(claim) for claim in policy.program.asserts]
-    whole = together([session.all_of(world.facts), rule, loaded.blocks, loaded.bytes, loaded.tokens, *claims])
+    certain = [*world.facts, *world.asked(lambda w: w.models[0].loaded.bytes >= 0)[1:]]
+    whole = together([session.all_of(certain), rule, loaded.blocks, loaded.bytes, loaded.tokens, *claims])
     statements = [s for s in policy.analysis.file.statements if isinstance(s, tree.Assert)]
     evaluator = Evaluator(policy.analysis.file, policy.program.params)
     verdicts = []

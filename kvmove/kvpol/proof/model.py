@@ -45,31 +45,38 @@ class Model:
         actions: what each of them asks for.
     """
 
-    def __init__(self, program: Program, inputs: Inputs, prefixes: Prefixes) -> None:
-        self.program, self.inputs, self.prefixes = program, inputs, prefixes
+    def __init__(self, program: Program, inputs: Inputs, prefixes: Prefixes, number: int = 0) -> None:
+        self.program, self.inputs, self.prefixes, self.number = program, inputs, prefixes, number
         self.session = s = inputs.session
         self._conditions: dict[tuple[int, bool], Term] = {}
         self._wholes: dict[tuple[int, bool], Term] = {}
         taken = [self._rule(rule) for rule in program.rules]
         self.actions = [rule.action for rule in program.rules]
         if not program.ends_itself:
-            taken.append((s.truth(True), prefixes.whole))
+            taken.append((s.truth(True), None))
             self.actions.append(Action.ASYNC)
         self.matches = [matches for matches, _ in taken]
-        self._prefixes = [prefix for _, prefix in taken]
+        self._cuts = [cut for _, cut in taken]  # None: the whole hit
         self.fires: list[Term] = []
         none_before = s.truth(True)
         for matches in self.matches:
             self.fires.append(s.all_of([none_before, matches]))
             none_before = s.all_of([none_before, s.opposite(matches)])
 
-    @cached_property
+    @property
     def loaded(self) -> Prefix:
         """What is loaded: leading blocks, none for `recompute` and `defer`."""
+        for rule in range(len(self._cuts)):
+            self.taken(rule)
+        return self._loaded
+
+    @cached_property
+    def _loaded(self) -> Prefix:
         zero = self.session.number(0)
         result = Prefix(zero, zero, zero)
-        for fires, action, prefix in zip(self.fires, self.actions, self._prefixes, strict=True):
+        for rule, (fires, action) in enumerate(zip(self.fires, self.actions, strict=True)):
             if action in LOADS:
+                prefix = self.taken(rule)
                 result = Prefix(
                     self.session.choice(fires, prefix.blocks, result.blocks),
                     self.session.choice(fires, prefix.bytes, result.bytes),
@@ -79,7 +86,8 @@ class Model:
 
     def taken(self, rule: int) -> Prefix:
         """What rule number `rule` loads where it decides."""
-        return self._prefixes[rule]
+        cut = self._cuts[rule]
+        return self.prefixes.whole if cut is None else self.prefixes.taken(cut)
 
     def asks(self, actions: frozenset[Action]) -> Term:
         """Whether the decision is one of `actions`."""
@@ -107,13 +115,13 @@ class Model:
             case LetHolds(let, negated):
                 return self._let_holds(let, negated)
 
-    def _rule(self, rule: CheckedRule) -> tuple[Term, Prefix]:
+    def _rule(self, rule: CheckedRule) -> tuple[Term, int | None]:
         condition = self.condition(rule.condition)
         if rule.limit is None:
-            return condition, self.prefixes.whole
+            return condition, None
         limit = rule.limit
         condition = self.session.all_of([condition, self.inputs.all_known(limit.needs)])
-        return self.prefixes.longest(condition, lambda prefix: self._fits(prefix, limit))
+        return self.prefixes.longest(condition, lambda prefix: self._fits(prefix, limit), self.number)
 
     def _fits(self, prefix: Prefix, limit: Limit) -> Term:
         part = prefix.bytes if limit.dimension == BYTES else prefix.tokens

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from kvmove.kvpol.proof.inputs import Inputs
 from kvmove.kvpol.proof.session import Session, Term
@@ -33,53 +33,76 @@ Fits = Callable[[Prefix], Term]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a rule takes, where `partial` holds: the longest prefix that can be cut off and that fits."""
+    """What a rule takes, where `partial` holds: the longest prefix that can be cut off and that fits.
+
+    Attributes:
+        policy: number of the policy whose rule it is. Of one policy's rules only one decides, so that what one takes
+            says nothing of what another would.
+        facts: what holds of it.
+    """
 
     prefix: Prefix
     partial: Term
     fits: Fits
+    policy: int
+    facts: tuple[Term, ...]
 
 
 class Prefixes:
     """The prefixes of the hit of `inputs`.
 
     Attributes:
-        facts: what holds of every hit.
         cuts: what each limit that was asked about takes.
+        read: numbers of the cuts that formulas speak of since this was last cleared. The others are left out of
+            `facts`: there is always something that a limit takes, and thirty rules would ask the solver for all of it.
     """
 
     def __init__(self, inputs: Inputs, tag: str = "") -> None:
         self.inputs, self.session, self.tag = inputs, inputs.session, tag
-        self.facts: list[Term] = []
         self.whole = Prefix(inputs.values["blocks"], inputs.values["bytes"], inputs.values["tokens"])
         self.can_cut = self.session.fact(f"can cut{tag}")
         self.first = self._fresh("first")
         self.cuts: list[Cut] = []
-        self.facts.append(self.session.implies(self.can_cut, self._inside(self.first)))
+        self.read: set[int] = set()
+        self.certain = self.session.implies(self.can_cut, self._inside(self.first))
 
     @property
     def any(self) -> bool:
         """Whether a limit was asked about."""
         return bool(self.cuts)
 
-    def longest(self, condition: Term, fits: Fits) -> tuple[Term, Prefix]:
-        """Whether `condition` holds and a prefix fits, and the longest one that does (else the whole hit)."""
+    @property
+    def facts(self) -> list[Term]:
+        """What holds of the cuts that were read."""
+        cuts = [self.cuts[i] for i in sorted(self.read)]
+        facts = [fact for cut in cuts for fact in cut.facts]
+        for cut, other in combinations(cuts, 2):
+            if cut.policy != other.policy:
+                s, both = self.session, self.session.all_of([cut.partial, other.partial])
+                pair = [self._apart(cut, other), self._apart(other, cut)]
+                facts.append(s.implies(both, s.any_of([_same(cut.prefix, other.prefix, s), *pair])))
+        return facts
+
+    def longest(self, condition: Term, fits: Fits, policy: int) -> tuple[Term, int]:
+        """Whether `condition` holds and a prefix fits, and the number of the cut: the longest that does, or all."""
         s = self.session
         self.inputs.read.update(("bytes", "tokens", "blocks"))
         some_fits = s.any_of([fits(self.whole), s.all_of([self.can_cut, fits(self.first)])])
         matches = s.all_of([condition, some_fits])
         partial = s.all_of([matches, s.opposite(fits(self.whole))])
         taken = self._fresh(f"cut{len(self.cuts)}")
-        cut = Cut(taken, partial, fits)
-        self.facts.append(s.implies(partial, s.all_of([self._inside(taken), fits(taken)])))
-        self.facts.append(s.implies(partial, self._in_order(self.first, taken)))
-        self.facts.append(s.implies(s.opposite(partial), _same(cut.prefix, self.whole, s)))
-        for other in self.cuts:
-            both = s.all_of([partial, other.partial])
-            pair = [self._apart(cut, other), self._apart(other, cut)]
-            self.facts.append(s.implies(both, s.any_of([_same(taken, other.prefix, s), *pair])))
-        self.cuts.append(cut)
-        return matches, taken
+        facts = (
+            s.implies(partial, s.all_of([self._inside(taken), fits(taken)])),
+            s.implies(partial, self._in_order(self.first, taken)),
+            s.implies(s.opposite(partial), _same(taken, self.whole, s)),
+        )
+        self.cuts.append(Cut(taken, partial, fits, policy, facts))
+        return matches, len(self.cuts) - 1
+
+    def taken(self, cut: int) -> Prefix:
+        """What a limit takes, which is noted as read."""
+        self.read.add(cut)
+        return self.cuts[cut].prefix
 
     def evenly_cut(self, blocks: int) -> list[Term]:
         """Facts of a hit of so many blocks, all alike, that can be cut after each: those of a `Hit` without sizes.
@@ -95,7 +118,7 @@ class Prefixes:
             prefixes = self._exact(blocks, facts)
         if prefixes:
             facts.append(_same(self.first, prefixes[0], s))
-        for cut in self.cuts:
+        for cut in (self.cuts[i] for i in sorted(self.read)):
             # The longest that fits: the next one does not. Of the last, the next is the whole hit, and that `partial`
             # rules out.
             longest = [

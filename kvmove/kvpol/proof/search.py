@@ -60,7 +60,7 @@ class Search:
         deadline = start + self.timeout_s
         self.solver.push()
         try:
-            self.solver.add(goal(self.world))
+            self.solver.add(*self.world.asked(goal))
             if self.world.session.nonlinear:
                 exists = self._exists_with_products(goal, start)
             else:
@@ -84,7 +84,7 @@ class Search:
         deadline = perf_counter() + self.timeout_s
         self.solver.push()
         try:
-            self.solver.add(goal(self.world))
+            self.solver.add(*self.world.asked(goal))
             terms = parts(self.world)
             names = [self.world.session.fact(f"part {i}") for i in range(len(terms))]
             for name, term in zip(names, terms, strict=True):
@@ -122,7 +122,7 @@ class Search:
         """Whether there may be solutions among all real numbers. Where there are none, no integers are one."""
         world, solver = self._in_reals
         solver.push()
-        solver.add(goal(world))
+        solver.add(*world.asked(goal))
         exists = check(solver, deadline - perf_counter())
         solver.pop()
         return exists is not False

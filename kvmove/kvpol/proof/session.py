@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from threading import current_thread, main_thread
+from time import perf_counter
 from typing import Any
 
 from kvmove.errors import Refused
@@ -105,8 +106,13 @@ def check(solver: Term, seconds: float, *assumed: Term) -> bool | None:
         return None
     solver.set("timeout", max(1, int(seconds * 1000)))
     # Elsewhere than in the main thread it is not z3's business: a server has its own way to stop.
-    solver.set("ctrl_c", current_thread() is main_thread())
+    is_main = current_thread() is main_thread()
+    solver.set("ctrl_c", is_main)
+    start = perf_counter()
     result = str(solver.check(*assumed))
-    if result == "unknown" and "keyboard" in solver.reason_unknown():
-        raise KeyboardInterrupt
+    if is_main and result == "unknown":
+        # z3 says `canceled` of some interrupts, and of time that ran out: that takes all of it.
+        reason, was_early = solver.reason_unknown(), perf_counter() - start < 0.8 * seconds
+        if "keyboard" in reason or ("cancel" in reason and was_early):
+            raise KeyboardInterrupt
     return {"sat": True, "unsat": False}.get(result)

@@ -11,6 +11,8 @@ from kvmove.kvpol.proof.model import Model
 from kvmove.kvpol.proof.prefixes import Prefixes
 from kvmove.kvpol.proof.session import Session, Term
 
+Goal = Callable[["World"], Term]
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -31,9 +33,16 @@ class World:
 
     @property
     def facts(self) -> list[Term]:
-        """Everything that is given."""
+        """Everything that is given, whatever is asked."""
         of_inputs = [fact for i in self.inputs for fact in i.facts]
-        return of_inputs + [fact for p in self.prefixes for fact in p.facts] + list(self.more)
+        return [*of_inputs, *(p.certain for p in self.prefixes), *self.more]
+
+    def asked(self, goal: Goal) -> list[Term]:
+        """A question as formulas: `goal`, and what holds of the parts of hits that it speaks of."""
+        for prefixes in self.prefixes:
+            prefixes.read.clear()
+        term = goal(self)
+        return [term, *(fact for p in self.prefixes for fact in p.facts)]
 
     @property
     def cuts(self) -> bool:
@@ -42,7 +51,6 @@ class World:
 
 
 Setup = Callable[[Session], World]
-Goal = Callable[[World], Term]
 
 
 def one_hit(*programs: Program) -> Setup:
@@ -51,7 +59,7 @@ def one_hit(*programs: Program) -> Setup:
     def setup(session: Session) -> World:
         inputs = Inputs(session)
         prefixes = Prefixes(inputs)
-        models = tuple(Model(program, inputs, prefixes) for program in programs)
+        models = tuple(Model(program, inputs, prefixes, i) for i, program in enumerate(programs))
         return World(session, (inputs,), (prefixes,), models)
 
     return setup
