@@ -25,10 +25,16 @@ PARTS = st.tuples(st.integers(1, 2), st.sampled_from([0, 1, 4])).map(lambda part
 ANSWERS = st.integers(0, 19).flatmap(
     lambda n: BAD_ANSWERS if n == 19 else PARTS if n > 14 else st.just(n % len(ACTIONS))
 )
-Ask: TypeAlias = tuple[str, int, int, int, int, Any, bool]
-# request, bytes, blocks, tokens to compute, deferrals, the policy's answer, whether it is admitted at once
+Ask: TypeAlias = tuple[str, int, int, int, int, Any, str]
+# request, bytes, blocks, tokens to compute, deferrals, the policy's answer, and what follows at once
 ASKS: st.SearchStrategy[Ask] = st.tuples(
-    REQUESTS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 2), st.integers(0, 5), ANSWERS, st.booleans()
+    REQUESTS,
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(0, 5),
+    ANSWERS,
+    st.sampled_from(["", "", "admit", "admit", "confirm", "confirm and refund"]),
 )
 
 
@@ -159,7 +165,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     def decide(self, asks: list[Ask]) -> None:
         if not self.open:  # most histories would otherwise spend their calls between steps
             self.begin()
-        for request, num_bytes, blocks, compute, deferrals, answer, admit in asks:
+        for request, num_bytes, blocks, compute, deferrals, answer, then in asks:
             hit = make_hit(request, num_bytes, blocks, compute, deferrals)
             self.policy.answer = answer
             if request in self.admitted:
@@ -167,8 +173,12 @@ class SchedulerHistory(RuleBasedStateMachine):
                     self.scheduler.decide(hit)
                 continue
             self.expect(hit, answer, self.scheduler.decide(hit))
-            if admit:
+            if then == "admit":
                 self.admit(request, 0)
+            elif then:
+                self.confirm(request)
+                if "refund" in then:
+                    self.refund(request)
 
     @rule(asks=st.lists(ASKS, max_size=8))
     def decide_batch(self, asks: list[Ask]) -> None:
