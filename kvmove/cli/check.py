@@ -13,17 +13,18 @@ import typer
 
 from kvmove.cli.policy_files import policy_files
 from kvmove.errors import PolicyError
-from kvmove.kvpol.analyse import analyse
-from kvmove.kvpol.findings import Finding
 from kvmove.kvpol.library import read_file
 from kvmove.kvpol.limits import READ_BYTES, decode
-from kvmove.kvpol.render import render
 from kvmove.kvpol.reports import FileReport
 from kvmove.kvpol.selection import Selection, UnknownCode
 from kvmove.kvpol.source import Source, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kvmove.kvpol.findings import Finding
+
+# The checker is imported when a file is checked: every other command imports this module too.
 
 OK, FOUND, UNUSABLE = 0, 1, 2
 
@@ -128,6 +129,8 @@ def _read(name: str) -> Source:
 
 def _findings(source: Source, strict: bool) -> tuple[int, Sequence[Finding]]:
     """How many rules the policy has, and what is found in it."""
+    from kvmove.kvpol.analyse import analyse
+
     try:
         analysis = analyse(source, strict=strict)
     except PolicyError as e:  # over the size limit, which is a finding
@@ -136,6 +139,8 @@ def _findings(source: Source, strict: bool) -> tuple[int, Sequence[Finding]]:
 
 
 def _print_pretty(checked: _Checked) -> None:
+    from kvmove.kvpol.render import render
+
     report = checked.report
     assert report.source is not None
     for finding in report.findings:
