@@ -20,7 +20,8 @@ from kvmove.records import Action, Hit, StepState
 from kvmove.testing.claims import Asked, WrittenClaim, ask
 from kvmove.testing.counterexample import explain
 from kvmove.testing.edges import Edges, edges_of
-from kvmove.testing.records import Situation, hit_from, simplified, situations_at
+from kvmove.testing.records import Situation, hit_from, situations_at
+from kvmove.testing.simplify import simplified
 
 if TYPE_CHECKING:
     from kvmove.kvpol.proof.results import Example, Verdict

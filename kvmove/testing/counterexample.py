@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ def explain(claim: str, policies: Sequence[Policy], situations: Sequence[tuple[H
     for hit, step in situations:
         lines.append("")
         lines.append(f"  hit:   {_fields(hit, schema.HIT, reads)}")
+        lines += [f"         {part}" for part in _parts(hit)]
         lines.append(f"  step:  {_fields(step, schema.STEP, reads)}")
         for policy in policies:
             who = f"`{policy.name}`" if len(policies) > 1 else "asked"
@@ -49,6 +50,18 @@ def _fields(record: Hit | StepState, variables: tuple[schema.Variable, ...], rea
         if v.name in _ALWAYS or v.name in reads or value != simplest:
             kept.append(f"{v.name}={shown(v, record)}")
     return ",".join(kept)
+
+
+def _parts(hit: Hit) -> Iterator[str]:
+    """What `kvmove decide` cannot be given: the sizes of the blocks, and where they can be cut."""
+    if hit.sizes is not None:
+        groups = []
+        for group in hit.sizes.groups:
+            window = "" if group.window_bytes is None else f", at most {show(Fraction(group.window_bytes), BYTES)}"
+            groups.append(f"{show(Fraction(group.block_bytes), BYTES)} a block{window}")
+        yield f"with {hit.sizes.block_tokens}tok a block, {' and '.join(groups)}"
+    if hit.cuts is not None:
+        yield f"which can be cut after {', '.join(map(str, hit.cuts)) or 'no'} blocks"
 
 
 def _asked(policy: Policy, hit: Hit, asked: Asked) -> str:

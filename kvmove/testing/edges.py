@@ -26,10 +26,12 @@ class Edges:
     Attributes:
         amounts: by unit, the amounts that the policy has, and those one below and one above; canonical units.
         reads: the variables that its rules, lets and asserts read, in the order of the schema.
+        has_limits: whether a rule loads leading blocks only, so that it matters where a hit can be cut.
     """
 
     amounts: dict[schema.Unit, tuple[int, ...]]
     reads: tuple[schema.Variable, ...]
+    has_limits: bool = False
 
     def of(self, v: schema.Variable, most: int) -> list[int]:
         """The amounts that variable `v`, at most `most`, can be put at; those nearest to zero first."""
@@ -58,7 +60,8 @@ def edges_of(*policies: Policy, claims: tuple[tree.Expr, ...] = ()) -> Edges:
         unit: tuple(sorted(found.get(dimension, ()), key=lambda a: (abs(a), a))[:_MOST])
         for unit, dimension in OF_SCHEMA.items()
     }
-    return Edges(amounts, tuple(v for v in schema.VARIABLES if v.name in read))
+    has_limits = any(rule.limit is not None for policy in policies for rule in policy.analysis.file.rules)
+    return Edges(amounts, tuple(v for v in schema.VARIABLES if v.name in read), has_limits)
 
 
 def _around(amount: Fraction) -> Iterator[int]:

@@ -7,8 +7,7 @@ that a failing example shrinks to the few variables that matter, each near zero,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import combinations
 from random import Random
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hypothesis import strategies as st
 
 from kvmove import schema
-from kvmove.errors import RecordError
 from kvmove.records import Hit, StepState
 from kvmove.testing.edges import NO_EDGES, Edges, edges_of
+from kvmove.testing.parts import PARTS, with_parts
 
 if TYPE_CHECKING:
     from kvmove.kvpol.policy import Policy
@@ -30,9 +29,9 @@ _Values = dict[str, int | None]
 
 _PLANS = 128  # beside the plans for no, one, two and all variables
 _MAX_BLOCKS = 4096
-_OFTEN = frozenset({"bytes", "tokens", "compute_tokens", "budget_remaining"})
+_OFTEN = frozenset({"bytes", "tokens", "blocks", "compute_tokens", "budget_remaining"})
 # The simplest situation: one block of one token, and the whole default budget left.
-_SIMPLEST: _Values = {
+SIMPLEST: _Values = {
     **{v.name: None if v.optional else max(v.low, 0) for v in (*schema.HIT, *schema.STEP)},
     "compute_tokens": 1,
     "budget": schema.DEFAULT_BUDGET_BYTES,
@@ -55,9 +54,10 @@ class _Tie(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How to draw each variable that leaves its simplest value, in order."""
+    """How to draw each variable that leaves its simplest value, in order, and whether the hit has parts of its own."""
 
     ways: tuple[tuple[str, _Way | _Tie], ...]
+    has_parts: bool = False
 
 
 def hits(
@@ -65,6 +65,7 @@ def hits(
 ) -> st.SearchStrategy[Hit]:
     """Draw a hit whose fields respect the schema's ranges and invariants; `request` is one of `r0` to `r999`.
 
+    Some have blocks of stated sizes, with a partial tail or a sliding window, or can be cut at some blocks only.
     With `policy`, every second value is one that is written in it, or one more or less.
     """
     return _hits(_plans(schema.HIT, _edges(policy), (max_bytes, max_tokens, schema.MAX_BYTES)), max_bytes, max_tokens)
@@ -132,72 +133,15 @@ def step_from(values: _Values, drawn: Iterable[str]) -> StepState:
     return StepState(**v)
 
 
-def simplified(drawn: list[Situation], is_broken: Callable[[list[Situation]], bool], edges: Edges) -> list[Situation]:
-    """What was drawn, with every variable at the simplest value for which `is_broken` stays true.
-
-    Hypothesis shrinks each value by itself, so it cannot free a value that was tied to another's, nor move between
-    the ways in which one is drawn. Here each variable is put at its simplest value, else, for one situation alone,
-    at the edge nearest to zero.
-    """
-    groups = [("budget", "budget_remaining"), *((v.name,) for v in (*schema.STEP, *schema.HIT))]
-    while True:
-        before = drawn
-        for group in groups:
-            values = {name: _SIMPLEST[name] for name in group}
-            drawn = _if_broken([_with(x, values) for x in drawn], drawn, is_broken)
-            if len(drawn) == 1 and len(group) == 1:
-                drawn = _nearer_zero(drawn, schema.BY_NAME[group[0]], is_broken, edges)
-        if drawn == before:
-            return drawn
-
-
-def _nearer_zero(
-    drawn: list[Situation], v: schema.Variable, is_broken: Callable[[list[Situation]], bool], edges: Edges
-) -> list[Situation]:
-    (x,) = drawn
-    now = getattr(x.step if v.scope is schema.Scope.STEP else x.hit, v.attribute)
-    if now is None or now == _SIMPLEST[v.name]:
-        return drawn
-    for amount in edges.of(v, v.high):
-        if abs(amount) >= abs(now):
-            break
-        found = _if_broken([_with(x, {v.name: amount})], drawn, is_broken)
-        if found is not drawn:
-            return found
-    return drawn
-
-
-def _if_broken(
-    simpler: list[Situation | None], drawn: list[Situation], is_broken: Callable[[list[Situation]], bool]
-) -> list[Situation]:
-    """The simpler ones, if there are such and they are broken too; else those that were drawn."""
-    built = [x for x in simpler if x is not None]
-    return built if len(built) == len(drawn) and built != drawn and is_broken(built) else drawn
-
-
-def _with(x: Situation, values: _Values) -> Situation | None:
-    """The situation with other values of a hit or of a step; None where an invariant forbids it."""
-    hit, step = x
-    changes: dict[str, Any] = {schema.BY_NAME[name].attribute: value for name, value in values.items()}
-    try:
-        if schema.BY_NAME[next(iter(values))].scope is schema.Scope.STEP:
-            return Situation(hit, replace(step, **changes))
-        changes.pop("prompt_tokens", None)
-        new: dict[str, Any] = {v.attribute: getattr(hit, v.attribute) for v in schema.HIT} | changes
-        new["prompt_tokens"] = new["cached_tokens"] + new["tokens"] + new["compute_tokens"]
-        return Situation(Hit(request=hit.request, **new), step)
-    except RecordError:
-        return None
-
-
 _REQUESTS = st.integers(0, 999).map("r{}".format)
 
 
 @st.composite
 def _hits(draw: st.DrawFn, plans: st.SearchStrategy[_Plan], max_bytes: int, max_tokens: int) -> Hit:
     request = draw(_REQUESTS)
-    values, drawn = _follow(draw, draw(plans))
-    return hit_from(values, drawn, max_bytes, max_tokens, request)
+    plan = draw(plans)
+    values, drawn = _follow(draw, plan)
+    return _parted(draw, plan, hit_from(values, drawn, max_bytes, max_tokens, request), max_bytes)
 
 
 @st.composite
@@ -210,12 +154,18 @@ def _steps(draw: st.DrawFn, plans: st.SearchStrategy[_Plan], max_budget_bytes: i
 def _situations(
     draw: st.DrawFn, plans: st.SearchStrategy[_Plan], max_bytes: int, max_tokens: int, max_budget_bytes: int
 ) -> Situation:
-    values, drawn = _follow(draw, draw(plans), max_budget_bytes)
-    return Situation(hit_from(values, drawn, max_bytes, max_tokens), step_from(values, drawn))
+    plan = draw(plans)
+    values, drawn = _follow(draw, plan, max_budget_bytes)
+    hit = _parted(draw, plan, hit_from(values, drawn, max_bytes, max_tokens), max_bytes)
+    return Situation(hit, step_from(values, drawn))
+
+
+def _parted(draw: st.DrawFn, plan: _Plan, hit: Hit, max_bytes: int) -> Hit:
+    return with_parts(hit, draw(PARTS), max_bytes) if plan.has_parts else hit
 
 
 def _follow(draw: st.DrawFn, plan: _Plan, max_budget_bytes: int = schema.MAX_BYTES) -> tuple[_Values, set[str]]:
-    values = dict(_SIMPLEST)
+    values = dict(SIMPLEST)
     for name in ("budget", "budget_remaining"):
         values[name] = min(schema.DEFAULT_BUDGET_BYTES, max_budget_bytes)
     for name, way in plan.ways:
@@ -249,7 +199,9 @@ def _planned(variables: tuple[schema.Variable, ...], edges: Edges, limits: tuple
     """Plans from the simplest on; the same ones for the same arguments."""
     choose = Random(0)
     ways = _Ways(edges, limits, {v.name for v in variables}, choose)
-    readable = [v for v in variables if v in edges.reads]
+    # Where leading blocks are loaded, what the hit is made of decides, read or not.
+    sizes = ("bytes", "tokens", "blocks") if edges.has_limits else ()
+    readable = [v for v in variables if v in edges.reads or v.name in sizes]
     # Without a policy any variable may matter; with one, those that it reads.
     main = readable or [v for v in variables if v.name in _OFTEN]
     yield _Plan(())
@@ -257,7 +209,10 @@ def _planned(variables: tuple[schema.Variable, ...], edges: Edges, limits: tuple
         for some in combinations(main[:8], size):
             yield ways.plan(some)
     plans = [ways.plan([v for v in variables if choose.random() < (0.6 if v in main else 0.12)]) for _ in range(_PLANS)]
-    yield from sorted(plans, key=lambda plan: len(plan.ways))
+    if edges is NO_EDGES or edges.has_limits:
+        # One in three, and with them the blocks that there are to cut.
+        plans = [p._replace(has_parts="blocks" in dict(p.ways) and choose.random() < 0.6) for p in plans]
+    yield from sorted(plans, key=lambda plan: (plan.has_parts, len(plan.ways)))
     yield ways.plan(variables)
 
 

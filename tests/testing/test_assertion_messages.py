@@ -137,6 +137,18 @@ def fields(shown: str) -> dict[str, str]:
     return dict(field.split("=") for field in shown.split(","))  # type: ignore[misc]
 
 
+def test_parts_of_a_hit_that_matter_are_shown() -> None:
+    """A window, whose whole hit weighs less than one block less; and places where a hit cannot be cut."""
+
+    def weighs_no_more_in_part(hit: Hit, step: StepState, asked: Asked) -> bool:
+        return asked.bytes <= hit.bytes
+
+    message = broken(lambda: assert_always(Policy.parse("sync at most 3tok\nasync"), weighs_no_more_in_part))
+    assert re.search(r"hit: .*\n +with \d+tok a block, \d+\w+ a block and \d+\w+ a block, at most \d+\w+\n", message)
+    part = broken(lambda: assert_always(PART, lambda hit, step, asked: hit.cuts is None or asked.blocks != 2))
+    assert re.search(r"\n +which can be cut after [\d, ]+ blocks\n", part), part
+
+
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_hit_and_step_can_be_tried(name: str) -> None:
     """As `kvmove decide` reads them; the policies then ask for what the message says."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from kvmove.kvpol.syntax import KEYWORDS
 from kvmove.kvpol.units import UNITS, parse_quantity
 from kvmove.kvpol.whole import MAX_MAGNITUDE
 from kvmove.testing import Situation, hits, policies, situations, steps, terms
+from kvmove.testing.parts import PARTS, with_parts
 from kvmove.testing.tape import Tape
 
 COMPARISONS = {"<", "<=", ">", ">=", "==", "!="}
@@ -200,6 +202,28 @@ def test_records_keep_to_the_limits_asked_for(hit: Hit, step: Any) -> None:
     assert hit.bytes <= 1 << 20
     assert hit.tokens <= 64
     assert step.budget_remaining_bytes <= step.budget_bytes <= 1 << 10
+
+
+@settings(max_examples=200)
+@given(hits(max_bytes=1 << 20, max_tokens=300), PARTS)
+def test_hits_of_parts_are_hits(hit: Hit, parts: int) -> None:
+    """Building one checks it; where nothing but cuts is stated, the hit stays what it was."""
+    parted = with_parts(replace(hit, sizes=None, cuts=None), parts, 1 << 20)
+    assert parted.bytes <= 1 << 20 or parted.bytes == hit.bytes
+    assert parted.tokens == hit.tokens
+    if parts % 4 < 2:
+        assert (parted.bytes, parted.blocks, parted.sizes) == (hit.bytes, hit.blocks, None)
+
+
+def test_some_hits_have_parts_of_their_own() -> None:
+    """With a policy, only where it cuts hits."""
+    cut = Policy.parse("sync at most budget_remaining\nasync\n")
+    drawn: list[Situation] = sample(situations(policy=cut), 300)
+    assert any(x.hit.sizes is not None and x.hit.sizes.has_windows for x in drawn)
+    assert any(x.hit.sizes is not None and not x.hit.sizes.has_windows for x in drawn)
+    assert sum(x.hit.cuts is not None for x in drawn) >= 10
+    assert all(x.hit.sizes is x.hit.cuts is None for x in sample(situations(policy=POLICY), 100))
+    assert any(hit.sizes is not None for hit in sample(hits(), 300))
 
 
 def test_the_trees_of_drawn_policies_have_every_kind_of_node() -> None:
