@@ -63,8 +63,9 @@ class CheckedScheduler:
         return answer
 
     def update_after_alloc(self, request: str, slots: Sequence[IndexLike]) -> None:
+        number = self.inner._next_job  # a load that was only admitted shows it nowhere else
         self.inner.update_after_alloc(request, slots)
-        self.model.update_after_alloc(request, [[int(slot) for slot in table] for table in slots])
+        self.model.update_after_alloc(request, [[int(slot) for slot in table] for table in slots], number)
 
     def refund(self, request: str) -> None:
         self.inner.refund(request)

@@ -54,7 +54,8 @@ class ModelJob:
     lane: Lane | None  # None: a store
     first: int = 0  # blocks that the request had before the load
     tokens: int = 0  # that a load brings
-    number: int | None = None  # once it is in a plan
+    number: int = -1
+    is_submitted: bool = False  # it is in a plan
     waiting: set[int] = field(default_factory=set)  # ranks
     failed: bool = False
     joined: set[str] = field(default_factory=set)
@@ -87,7 +88,7 @@ class ProtocolModel:
         self.lost: set[int] = set()
         self.offers: dict[str, list[tuple[list[list[int]], int]]] = {}  # computed tokens, with the slots of then
         self.key_lists: dict[str, list[object]] = {}  # also of requests that ended
-        self.released_later: set[tuple[str, int | None]] = set()
+        self.released_later: set[tuple[str, int]] = set()
         self.freed_later: set[str] = set()
         self.written: set[Place] = set()
 
@@ -161,7 +162,7 @@ class ProtocolModel:
         marking = [job for job in self.jobs if job.is_marked and job.keys & ahead]
         if marking:
             require(answer.kind is LookupKind.JOINED, "lookup of {}: {}, its keys are being loaded", name, answer)
-            job = next((j for j in marking if answer.joined_job in (j.number, None) or j.number is None), None)
+            job = next((j for j in marking if j.number == answer.joined_job), None)
             require(job is not None, "lookup of {}: {}, which is not loading its keys", name, answer)
             assert job is not None
             job.joined.add(name)
@@ -195,7 +196,8 @@ class ProtocolModel:
         require(cached + answer.tokens < request.num_tokens, "decide: {} leaves nothing to compute", answer)
         require(answer.tokens == min(end * self.block_tokens, request.num_tokens - 1) - cached, "decide: {}", answer)
 
-    def update_after_alloc(self, name: str, tables: Sequence[Sequence[int]]) -> None:
+    def update_after_alloc(self, name: str, tables: Sequence[Sequence[int]], number: int) -> None:
+        """The request has these tables; where that admits its load, the load has this number."""
         request = self.requests[name]
         request.before = request.tables if request.before is None else request.before
         own: set[Place] = set()
@@ -214,7 +216,7 @@ class ProtocolModel:
                 require(job.is_sync, "{} has slots that an async load writes: {}", name, job)
                 job.sharers.add(name)
         decision = request.decision
-        if decision is None or not decision.blocks or any(j.request == name and j.number is None for j in self.jobs):
+        if decision is None or not decision.blocks or any(j.request == name and not j.is_submitted for j in self.jobs):
             return
         first, end = request.first, request.first + decision.blocks
         keys: set[Key] = set()
@@ -225,7 +227,7 @@ class ProtocolModel:
             places |= {(group, table[b]) for b in blocks}
         is_sync = decision.action is Action.SYNC
         lane = Lane.EXPEDITED if is_sync else Lane.BULK
-        job = ModelJob(name, keys, places, lane, first, decision.tokens, is_marked=not is_sync, sharers={name})
+        job = ModelJob(name, keys, places, lane, first, decision.tokens, number, is_marked=not is_sync, sharers={name})
         self.written |= places
         self.pins.update(keys)
         self.jobs.append(job)
@@ -237,7 +239,7 @@ class ProtocolModel:
         require(not distinct & set(numbers) and len(distinct) == len(plan.jobs), "jobs are named twice: {}", plan)
         sync = sum(spec.bytes for spec in plan.sync_loads)
         require(sync <= plan.sync_bytes <= plan.budget_bytes == self.budget, "{} bytes of sync loads in {}", sync, plan)
-        admitted = {job.request: job for job in self.jobs if job.number is None}
+        admitted = {job.request: job for job in self.jobs if not job.is_submitted}
         specs = [*plan.sync_loads, *plan.async_loads]
         require(sorted(admitted) == sorted(s.request for s in specs), "loads {}, admitted were {}", specs, admitted)
         for spec in specs:
@@ -264,13 +266,14 @@ class ProtocolModel:
             keys |= self._keys_of_part(request, part)
             places |= {(part.group, slot) for slot in part.slots.tolist()}
         require((keys, places, spec.tokens) == (job.keys, job.places, job.tokens), "{} is not what was decided", spec)
-        job.number, job.waiting = spec.job, self.ranks - self.lost
+        require(spec.job == job.number, "{} has another number than {}", spec, job)
+        job.is_submitted, job.waiting = True, self.ranks - self.lost
 
     def _take_store(self, spec: StoreSpec) -> None:
         owner = self.requests.get(spec.request)
         require(owner is None or not owner.is_stale, "{} stores what was computed before a reset", spec)
         require(not self.lost, "{} while a rank is lost", spec)
-        job = ModelJob(spec.request, set(), set(), None, number=spec.job, waiting=set(self.ranks))
+        job = ModelJob(spec.request, set(), set(), None, number=spec.job, is_submitted=True, waiting=set(self.ranks))
         storing = {key for other in self.jobs if other.lane is None for key in other.keys}
         for part in spec.groups:
             keys = self._keys_of_part(self.key_lists[spec.request], part)
@@ -305,13 +308,13 @@ class ProtocolModel:
     def lose_rank(self, rank: int) -> None:
         self.lost.add(rank)
         for job in self.jobs:
-            if job.number is not None and rank in job.waiting:
+            if job.is_submitted and rank in job.waiting:
                 job.waiting.discard(rank)
                 job.failed = True
 
     def outcome(self, answer: Outcome) -> None:
         """Every job that all ranks have reported ends now, and what that means is told, each thing once."""
-        ended = [job for job in self.jobs if job.number is not None and not job.waiting]
+        ended = [job for job in self.jobs if job.is_submitted and not job.waiting]
         released, freed = self.released_later, self.freed_later
         self.released_later, self.freed_later = set(), set()
         failed_loads, failed_stores = set(), set()
@@ -345,8 +348,8 @@ class ProtocolModel:
                 for name in told.requests:
                     self.offers.pop(name, None)
         told_released = [(r.request, r.job) for r in answer.released]
-        expected = sorted((name, job) for name, job in released if name in self.requests)
-        require(sorted(told_released) == expected, "released are {}, expected {}", told_released, expected)
+        expected = [(name, job) for name, job in released if name in self.requests]
+        require(Counter(told_released) == Counter(expected), "released are {}, expected {}", told_released, expected)
         require(sorted(answer.freed) == sorted(freed), "freed are {}, expected {}", answer.freed, freed)
         require(
             {f.job for f in answer.failed_loads} == failed_loads, "{}, expected {}", answer.failed_loads, failed_loads
@@ -365,7 +368,7 @@ class ProtocolModel:
 
     def withdraw(self, name: str) -> None:
         """The open step's load of a request is taken back; who joined it is told with the next results."""
-        for job in [j for j in self.jobs if j.request == name and j.number is None]:
+        for job in [j for j in self.jobs if j.request == name and not j.is_submitted]:
             self.jobs.remove(job)
             self.pins -= Counter(job.keys)
             self._release_joined(job)
