@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks import report
@@ -35,26 +36,22 @@ def conversations(requests: Iterable[SimRequest], block_tokens: int, faults: flo
     )  # fmt: skip
 
 
-def sessions(folder: Path, faults: float) -> list[ReplayReport]:
-    """Agents one by one: long prompts of which nearly all was there in the last turn, and a cache for one or two."""
-    reports = []
-    for path in sorted(folder.glob("*.json")):
-        block_tokens, requests = read_session(path)
-        longest = max(len(r.hashes) for r in requests)
-        reports.append(
-            replay(
-                requests, block_tokens=block_tokens, num_slots=longest + 64, num_host_blocks=2 * longest,
-                fault_rate=faults, concurrency=2, chunk_tokens=256 * block_tokens, check_every=50,
-            )
-        )  # fmt: skip
-    if not reports:
-        raise SystemExit(f"{folder} has no *.json")
-    return reports
+def sessions(folder: Path, faults: float) -> ReplayReport:
+    """Agents that take turns: long prompts of which nearly all was there in the last turn, and a cache for a few."""
+    read = [read_session(path) for path in sorted(folder.glob("*.json"))]
+    if not read or len({block_tokens for block_tokens, _ in read}) > 1:
+        raise SystemExit(f"{folder} has no *.json, or they do not agree on the size of a block")
+    turns = [r for turn in zip_longest(*(requests for _, requests in read)) for r in turn if r is not None]
+    longest = max(len(r.hashes) for r in turns)
+    return replay(
+        turns, block_tokens=read[0][0], num_slots=2 * longest, num_host_blocks=8 * longest, fault_rate=faults,
+        concurrency=4, chunk_tokens=512 * read[0][0], check_every=50,
+    )  # fmt: skip
 
 
-def rows_of(name: str, reports: list[ReplayReport]) -> list[Row]:
+def rows_of(name: str, done: ReplayReport) -> list[Row]:
     """A row for each count, and what it has to be where that is fixed."""
-    totals = {key: sum(getattr(r, key) for r in reports) for key in asdict(reports[0])}
+    totals = asdict(done)
     rows = []
     for key, count in totals.items():
         target = 0 if key in MUST_BE_ZERO else totals["requests"] if key == "finished" else None
@@ -77,12 +74,12 @@ def main() -> None:
     rows: list[Row] = []
     if given.conversations is not None:
         requests = read_conversations(given.conversations, 512, given.limit)
-        rows += rows_of(given.conversations.stem, [conversations(requests, 512, given.faults)])
+        rows += rows_of(given.conversations.stem, conversations(requests, 512, given.faults))
     if given.sessions is not None:
         rows += rows_of(f"{given.sessions.name} sessions", sessions(given.sessions, given.faults))
     if not rows:
         made_up = from_trace(synthesize(given.limit or 2000, seed=0, workload=Workload()), 512)
-        rows += rows_of("made-up trace", [conversations(made_up, 512, given.faults)])
+        rows += rows_of("made-up trace", conversations(made_up, 512, given.faults))
     report.write(given.output, rows)
     report.require(all(row.ok is not False for row in rows), "see the rows that are MISSED")
 

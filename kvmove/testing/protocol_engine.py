@@ -26,7 +26,7 @@ class StepChoices:
 
     Attributes:
         refused_launch: by rank, the launch of this step that is refused, counted from 0.
-        fault_rate: for each job and rank, the chance that one of the step's first launches is refused.
+        fault_rate: for each job and rank, the chance that one of the step's launches is refused.
         withdrawn: requests that get their slots and are taken back before the step is built.
         aborted: the step is given up before it is built.
     """
@@ -305,7 +305,8 @@ class SimEngine:
 
     def _refused(self, plan: OffloadPlan, choices: StepChoices) -> dict[int, int]:
         chance = 1 - (1 - choices.fault_rate) ** len(plan.jobs)
-        drawn = {r.rank: self.rng.randrange(2) for r in self.ranks if chance and self.rng.random() < chance}
+        num_jobs = len(plan.jobs)  # sync loads share a launch, so that one beyond the last may be drawn
+        drawn = {r.rank: self.rng.randrange(num_jobs) for r in self.ranks if num_jobs and self.rng.random() < chance}
         return drawn | choices.refused_launch
 
     def _launch(
@@ -404,9 +405,11 @@ class SimEngine:
             for cache, table in zip(self.caches, request.tables, strict=True):
                 for slot in table[blocks:]:
                     cache.forget(slot)
-            # What a window had before is let go already; and what a load still brings has no prefix any more.
+            # What a window had before is let go already; what a load still brings has no prefix any more; and of those
+            # who share the slots only one may write them again.
             has_windows = any(needed is not None for needed in self.needed)
-            if has_windows or request.place is Place.PARKED or self.rng.random() < 0.5:
+            is_alone = failed.requests == (name,) and request.place is not Place.PARKED
+            if has_windows or not is_alone or self.rng.random() < 0.5:
                 self.preempt(request)
             else:
                 request.computed, request.tail = min(request.computed, failed.tokens), None
