@@ -8,7 +8,7 @@ PY ?= .venv/bin/python
 READY := $(if $(filter .venv/bin/python,$(PY)),.venv/.ready)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm lint format docs test-gpu memcheck bench-gpu bench-language clean
+.PHONY: help demo test test-vllm lint format docs test-gpu memcheck bench-gpu bench-language protocol bench-offload clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -55,6 +55,15 @@ bench-gpu: $(READY) ## measure on this GPU and write benchmarks/results/
 
 bench-language: $(READY) ## measure the policy language (import, check, proofs) and write benchmarks/results/
 	$(PY) -m benchmarks.bench_language
+
+RULES ?= 100000
+SEED ?= 0
+protocol: $(READY) ## run the offload protocol's state machine: RULES=100000 rules from SEED=0 on
+	$(PY) -m kvmove.testing.protocol_run --rules $(RULES) --seed $(SEED)
+
+bench-offload: $(READY) ## measure the offload scheduler and replay a made-up trace through it
+	$(PY) -m benchmarks.bench_offload --figure docs/offload-step-cost.svg
+	$(PY) -m benchmarks.bench_offload_replay --output benchmarks/results/offload-replay-made-up.json
 
 clean: ## remove .venv and caches
 	rm -rf .venv .vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
