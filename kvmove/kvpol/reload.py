@@ -186,7 +186,7 @@ class PolicyFile:
         )
 
     def close(self) -> None:
-        """End the watching thread. Calling it again does nothing."""
+        """End the watching thread, after the load that it is at. Calling it again does nothing."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

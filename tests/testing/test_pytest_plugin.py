@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvmove import Policy
+from kvmove.kvpol.library import shipped
 from kvmove.kvpol.proof import prove
 from kvmove.testing.coverage import RuleCoverage
 from kvmove.testing.plugin import _SENT, _Coverage
@@ -109,6 +110,16 @@ def test_a_false_assert_fails_the_proof(pytester: pytest.Pytester, run: Run) -> 
     result = run("--kvpol", "-k", "prove")
     result.assert_outcomes(failed=1, deselected=2)
     result.stdout.fnmatch_lines(["error*KV401*"])
+
+
+def test_the_policies_that_come_with_kvmove_pass(run: Run) -> None:
+    """Strictly, proved, and every rule of every one decides an example."""
+    pytest.importorskip("z3")
+    result = run("--kvpol", "--kvpol-strict", "--kvpol-cov-fail-under=100", str(ROOT / "policies"))
+    outcomes = result.parseoutcomes()
+    assert outcomes.keys() == {"passed"}
+    assert outcomes["passed"] > 3 * len(shipped())
+    assert result.ret == 0
 
 
 MESSAGES = {
