@@ -7,6 +7,7 @@ constant. That costs no search, so thousands of cases are quick.
 from __future__ import annotations
 
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from kvmove.kvpol.proof.worlds import World, one_hit
 from kvmove.kvpol.trace import trace
 from kvmove.schema import Scope
 from kvmove.testing import hits, policies, steps
+from kvmove.testing.corpus import drawn_policies, random_hit, random_step
+from kvmove.testing.edges import edges_of
 
 z3 = pytest.importorskip("z3")
 
@@ -146,6 +149,16 @@ def check_batch(policy: Policy, situations: Situations, expected: list[int]) -> 
 def test_four_implementations_agree(text: str, situations: Situations) -> None:
     """Evaluator, compiled function, compiled batch and model give the same rule and blocks, and judge asserts alike."""
     check(Policy.parse(text), situations)
+
+
+def test_four_implementations_agree_on_hits_that_are_cut() -> None:
+    """Policies with an `at most`, and hits of blocks of stated sizes, with windows, and cuts at some blocks only."""
+    limited = [p for p in drawn_policies() if any(rule.limit for rule in p.program.rules)]
+    assert len(limited) > 20
+    for index, policy in enumerate(limited[:40]):
+        rng, edges = Random(index), edges_of(policy)
+        drawn = [random_hit(rng, edges) for _ in range(24)]
+        check(policy, [(hit, random_step(rng, edges, beside=[hit])) for hit in drawn])
 
 
 def test_what_is_given_of_two_hits_is_of_two_hits() -> None:

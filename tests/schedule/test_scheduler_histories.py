@@ -318,7 +318,7 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 logging.getLogger("kvmove.schedule").addHandler(logging.NullHandler())  # failing policies are most of the histories
 TestSchedulerHistory = SchedulerHistory.TestCase
-TestSchedulerHistory.settings = settings(max_examples=150, stateful_step_count=40)
+TestSchedulerHistory.settings = settings(max_examples=120, stateful_step_count=40)
 
 
 def trace_of(seed: int) -> list[StepPlan]:
