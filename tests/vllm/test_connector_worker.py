@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from kvmove.errors import MoveFailed, Refused, SyncLoadFailed
 from kvmove.integrations.vllm.caches import describe
 from kvmove.integrations.vllm.connector_worker import KVMoveConnectorWorker
+from kvmove.integrations.vllm.failures import KVMoveWorkerMetadata
 from kvmove.integrations.vllm.host_pool import make_pool
 from kvmove.integrations.vllm.spec import KVMoveOffloadingSpec, KVMoveWorker
 from kvmove.integrations.vllm.worker import Transfers
@@ -138,20 +140,21 @@ def test_a_failed_sync_load_names_its_blocks_in_its_step() -> None:
     rig.worker.shutdown()
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_what_was_computed_on_missing_blocks_is_not_kept(ahead: int) -> None:
-    """Stores of such a request, of this step and of those scheduled before anybody knew, leave nothing to be loaded."""
-    rig = Rig(KVMoveConnectorWorker, ahead=ahead)
+def test_what_was_computed_on_missing_blocks_is_not_kept() -> None:
+    """Stores of such a request leave nothing to be loaded; those of others, and its own of later steps, do."""
+    rig = Rig(KVMoveConnectorWorker)
     rig.step(stores={0: rig.store("a", [1], [5])})
     rig.step()
     rig.queues.refuse(0)
     rig.step({1: rig.load("b", [7], [5], sync=True)}, {2: rig.store("b", [8], [6]), 3: rig.store("z", [2], [4])})
     rig.worker.take_invalid_blocks()
-    rig.step(stores={4: rig.store("b", [9], [7])}, flush={4})
+    rig.step(stores={4: rig.store("b", [9], [7])})
     rig.step()
-    assert rig.completed() == {0, 1, 2, 3, 4}
+    meta = rig.worker.build_connector_worker_meta()
+    assert meta is not None
+    assert (set(meta.completed_jobs), meta.failed_stores) == ({0, 1, 2, 3, 4}, {2})
     assert isinstance(rig.worker.worker, KVMoveWorker)
-    assert rig.worker.worker.transfers.bad_chunks == ({6} if ahead == 1 else {6, 7})
+    assert rig.worker.worker.transfers.bad_chunks == {6}
     assert rig.step(loads={5: rig.load("d", [10], [6])}) == {"d"}
     assert rig.worker.take_failed_requests() == {"d"}
     assert rig.step(loads={6: rig.load("e", [10], [4])}) == {"e"}
@@ -159,25 +162,33 @@ def test_what_was_computed_on_missing_blocks_is_not_kept(ahead: int) -> None:
     rig.worker.shutdown()
 
 
-def test_several_groups_raise_for_a_sync_load() -> None:
-    """vLLM cannot map blocks back to requests there, so nothing of the step may be published."""
-    rig = Rig(KVMoveConnectorWorker, TWO_GROUPS)
+@pytest.mark.parametrize(
+    ("plan", "ahead", "why"),
+    [(TWO_GROUPS, 1, "several groups of layers"), (ONE_GROUP, 2, "before the output of the one before is known")],
+)
+def test_where_vllm_cannot_compute_again_a_failed_sync_load_raises(plan: CachePlan, ahead: int, why: str) -> None:
+    """It could not map blocks back to requests, or would publish what a step scheduled before it knew has computed."""
+    rig = Rig(KVMoveConnectorWorker, plan, ahead)
     rig.step(stores={0: rig.store("a", [1], [5])})
     rig.step()
     rig.queues.refuse(0)
-    with pytest.raises(SyncLoadFailed, match="requests b run already"):
+    with pytest.raises(SyncLoadFailed, match="requests b run already") as caught:
         rig.step(loads={1: rig.load("b", [7], [5], sync=True)})
+    assert why in str(caught.value)
     rig.worker.shutdown()
 
 
 @pytest.mark.parametrize("kind", [OffloadingConnectorWorker, KVMoveConnectorWorker])
 def test_a_failed_store_ends_nothing(kind: type[OffloadingConnectorWorker]) -> None:
-    """It is reported as done, because vLLM has no other word; its chunk is not loaded."""
+    """vLLM is told that it is done, having no other word, and our scheduler that it failed; its chunk is not loaded."""
     rig = Rig(kind)
     rig.step(stores={0: rig.store("a", [1], [5])})
     rig.queues.refuse(0)
     rig.step()
-    assert rig.completed() == {0}
+    meta = rig.worker.build_connector_worker_meta()
+    assert meta is not None
+    assert set(meta.completed_jobs) == {0}
+    assert getattr(meta, "failed_stores", {0}) == {0}
     assert isinstance(rig.worker.worker, KVMoveWorker)
     assert rig.worker.worker.transfers.bad_chunks == {5}
     rig.worker.shutdown()
@@ -202,3 +213,11 @@ def test_a_path_that_does_not_exist_is_refused() -> None:
     spec = OffloadingSpecFactory.create_spec(config(ONE_GROUP, kvmove_path="warp"))
     with pytest.raises(Refused, match="choose from: direct"):
         spec.get_worker(canonical(ONE_GROUP))
+
+
+def test_ranks_report_failed_stores_together() -> None:
+    """A store that failed on one rank has failed."""
+    one, other = KVMoveWorkerMetadata({1: 1, 2: 1}, failed_stores={2}), KVMoveWorkerMetadata({1: 1}, failed_stores={1})
+    both = one.aggregate(other)
+    assert (both.completed_jobs, both.failed_stores) == ({1: 2, 2: 1}, {1, 2})
+    assert pickle.loads(pickle.dumps(both)) == both

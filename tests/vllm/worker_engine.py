@@ -1,4 +1,4 @@
-"""vLLM's real scheduler and the real worker's side of its connector over kvmove's copies. No test; only a GPU is missing.
+"""vLLM's real scheduler and the real worker's side of its connector, over kvmove's copies. No test; no GPU.
 
 As `simulated_engine`, but what a place of a token holds are bytes in tensors, and stores and loads are those of
 `KVMoveOffloadingSpec`, which run late, in any order that streams allow, and may fail. A request that reads other bytes

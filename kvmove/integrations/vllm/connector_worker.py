@@ -12,7 +12,9 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import BlockIDsLoadStoreSpec, CanonicalKVCaches, OffloadingSpec
 
 from kvmove.errors import SyncLoadFailed
+from kvmove.integrations.vllm.failures import KVMoveWorkerMetadata
 from kvmove.integrations.vllm.spec import KVMoveWorker
+from kvmove.records import JobKind
 
 logger = init_logger("vllm.kvmove")
 
@@ -23,23 +25,29 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
     - An async load: its request is named in `failed_recving` and computes its prompt.
     - A sync load: the request is in the forward pass already. Its blocks are reported in that step, so that no token of
       it is published; with `kv_load_failure_policy: recompute` vLLM computes them again, else it ends the request with
-      an error. Block numbers say too little where there are several groups of layers: there, the load raises.
-    - What a request computed on top of a failed sync load is not stored; nor is what the steps computed that were
-      scheduled before the scheduler heard of it.
+      an error. What the request computed in that step is not stored.
+      Where vLLM cannot do this right, the load raises instead, and the engine stops: with several groups of layers,
+      because block numbers say too little there; and where a step is scheduled before the output of the one before is
+      known (async scheduling, pipelines), because vLLM 0.33 publishes what that step computed on the missing blocks.
+    - A store: the scheduler forgets its keys.
 
     vLLM's own worker never reports a failure, so nothing changes with it.
     """
 
     def __init__(self, spec: OffloadingSpec, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(spec, vllm_config, kv_cache_config)
-        # How many steps are scheduled before the output of the first is known.
-        self._steps_ahead: int = max(
-            vllm_config.parallel_config.pipeline_parallel_size,
-            2 if vllm_config.scheduler_config.async_scheduling else 1,
+        runs_ahead = (
+            vllm_config.scheduler_config.async_scheduling or vllm_config.parallel_config.pipeline_parallel_size > 1
         )
-        self._spoilt: dict[str, int] = {}  # requests, and in how many more steps what they compute is worth nothing
+        self._cannot_recompute = None
+        if len(kv_cache_config.kv_cache_groups) > 1:
+            self._cannot_recompute = "has several groups of layers"
+        elif runs_ahead:
+            self._cannot_recompute = "schedules a step before the output of the one before is known"
+        self._spoilt: set[str] = set()  # requests whose present step is worth nothing
         self._failed_requests: set[str] = set()
         self._invalid_blocks: set[int] = set()
+        self._failed_stores: set[int] = set()  # jobs
 
     def take_failed_requests(self) -> set[str]:
         """Requests whose async loads ended since the last call, and failed."""
@@ -51,10 +59,6 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
         blocks, self._invalid_blocks = self._invalid_blocks, set()
         return blocks
 
-    def handle_preemptions(self, kv_connector_metadata: OffloadingConnectorMetadata) -> None:
-        self._leave_out_spoilt_stores(kv_connector_metadata)
-        super().handle_preemptions(kv_connector_metadata)
-
     def start_kv_transfers(self, metadata: OffloadingConnectorMetadata) -> None:
         try:
             super().start_kv_transfers(metadata)
@@ -64,7 +68,6 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
     def prepare_store_kv(self, metadata: OffloadingConnectorMetadata) -> None:
         self._leave_out_spoilt_stores(metadata)
         super().prepare_store_kv(metadata)
-        self._spoilt = {request: steps - 1 for request, steps in self._spoilt.items() if steps > 1}
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         requests = dict(self._load_jobs)
@@ -72,12 +75,22 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
         if isinstance(self.worker, KVMoveWorker):
             for ended in self.worker.take_failures():
                 request = requests.get(ended.job)
-                if request is not None:
+                if ended.kind is JobKind.STORE:
+                    self._failed_stores.add(ended.job)
+                    logger.warning("store %d failed: %s; its blocks will not be found", ended.job, ended.error)
+                elif request is not None:
                     self._failed_requests.add(request)
                     logger.warning(
                         "async load of request %s failed: %s; its prompt is computed instead", request, ended.error
                     )
         return finished
+
+    def build_connector_worker_meta(self) -> KVMoveWorkerMetadata | None:
+        meta = super().build_connector_worker_meta()
+        if meta is None:  # a failed store is a completed job too
+            return None
+        failed, self._failed_stores = self._failed_stores, set()
+        return KVMoveWorkerMetadata(meta.completed_jobs, meta.transfer_stats, failed)
 
     def shutdown(self) -> None:
         self._spoilt.clear()
@@ -91,10 +104,10 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
     def _sync_loads_failed(self, jobs: Iterable[TransferJob], error: SyncLoadFailed) -> None:
         jobs = list(jobs)
         requests = [job.req_id for job in jobs]
-        if len(self.kv_cache_config.kv_cache_groups) > 1:
+        if self._cannot_recompute is not None:
             raise SyncLoadFailed(
-                f"{error}; requests {', '.join(requests)} run already, and vLLM cannot compute single blocks again in "
-                "a model with several groups of layers",
+                f"{error}; requests {', '.join(requests)} run already, and vLLM cannot compute their blocks again in an "
+                f"engine that {self._cannot_recompute}",
                 jobs=error.jobs,
                 requests=requests,
             ) from error
@@ -102,15 +115,17 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
         for job in jobs:
             assert isinstance(job.dst_spec, BlockIDsLoadStoreSpec)
             self._invalid_blocks.update(job.dst_spec.block_ids.tolist())
-            self._spoilt[job.req_id] = self._steps_ahead
+            self._spoilt.add(job.req_id)
 
     def _leave_out_spoilt_stores(self, metadata: OffloadingConnectorMetadata) -> None:
         if not self._spoilt:
             return
         assert isinstance(self.worker, KVMoveWorker)
+        spoilt, self._spoilt = self._spoilt, set()
         for job, entry in list(metadata.store_jobs.items()):
-            if entry.req_id in self._spoilt:
+            if entry.req_id in spoilt:
                 del metadata.store_jobs[job]
                 assert isinstance(entry.dst_spec, BlockIDsLoadStoreSpec)
                 self.worker.transfers.spoil(entry.dst_spec.block_ids)
+                self._failed_stores.add(job)
                 self._connector_worker_meta.mark_completed(job)

@@ -33,15 +33,15 @@ class KVMoveWorker(OffloadingWorker):
     """vLLM's interface of a worker over `Transfers`.
 
     Failures: vLLM's own connector has no way to hear of one. So a failed load raises from `get_finished`, and sync
-    loads already from `wait`, before the forward pass. With `keep_failures`, for a connector that computes again
-    instead, `get_finished` keeps them for `take_failures`. A failed store is no error to either: its chunk is never
-    loaded.
+    loads already from `wait`, before the forward pass; a failed store is reported as done, and its chunks are never
+    loaded. With `keep_failures`, for a connector that knows what to do, `get_finished` raises for neither, and keeps
+    them for `take_failures`.
     """
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = transfers
         self.keep_failures = False
-        self._failed_loads: list[Ended] = []
+        self._failed: list[Ended] = []
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
@@ -71,10 +71,10 @@ class KVMoveWorker(OffloadingWorker):
         """
         results = []
         for ended in self.transfers.finished():
-            if ended.error is not None and ended.kind is JobKind.STORE:
+            if ended.error is not None and self.keep_failures:
+                self._failed.append(ended)
+            elif ended.error is not None and ended.kind is JobKind.STORE:
                 logger.warning("store %d failed: %s; its chunks will not be loaded", ended.job, ended.error)
-            elif ended.error is not None and self.keep_failures:
-                self._failed_loads.append(ended)
             elif ended.error is not None:
                 raise MoveFailed(
                     f"load {ended.job} failed: {ended.error}. vLLM's OffloadingConnector cannot compute its blocks "
@@ -93,8 +93,8 @@ class KVMoveWorker(OffloadingWorker):
         return results
 
     def take_failures(self) -> list[Ended]:
-        """The loads that `get_finished` reported since the last call, and that failed."""
-        failed, self._failed_loads = self._failed_loads, []
+        """The jobs that `get_finished` reported since the last call, and that failed."""
+        failed, self._failed = self._failed, []
         return failed
 
     def shutdown(self) -> None:
