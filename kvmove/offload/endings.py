@@ -57,13 +57,14 @@ class Endings:
             self._end(self._board.report(rank, given))
         return self._outcome.take()
 
-    def lost(self, rank: int, error: str) -> Outcome:
-        """Give a rank up: every job that it has not reported has failed there.
+    def lost(self, rank: int, error: str, requests: Iterable[Request]) -> Outcome:
+        """Give a rank up: every job that it has not reported has failed there, and its GPU's cache is lost.
 
         Raises:
             Refused: there is no such rank.
         """
         self._end(self._board.lost(rank, error))
+        self._forsake(requests)
         return self._outcome.take()
 
     def leave(self, request: Request) -> bool:
@@ -97,7 +98,12 @@ class Endings:
 
         Loads under way go on. Nobody joins them any more: with the tier cleared, every lookup of their keys misses.
         """
-        self._stores.reset()
+        self._stores.forget_storing()
+        self._forsake(requests)
+
+    def _forsake(self, requests: Iterable[Request]) -> None:
+        """Store nothing of what is in slots now: nor of what is computed from it, while the requests keep these."""
+        self._stores.drop_all()
         for request in requests:
             request.is_stale = bool(request.tables)
 

@@ -52,7 +52,10 @@ class OffloadCalls(Protocol):
         """Take in results of any ranks, in any order."""
 
     def worker_died(self, rank: int, error: str) -> Outcome:
-        """Fail, for this rank, every job that it has not reported; load and store nothing until it was replaced."""
+        """Fail, for this rank, every job that it has not reported; load and store nothing until it was replaced.
+
+        With it, the KV in all slots is lost: requests that have some are to be preempted.
+        """
 
     def worker_replaced(self, rank: int, *, kept_pool: bool) -> None:
         """The rank has a worker again; without the pool's contents, nothing that was stored is served any more."""

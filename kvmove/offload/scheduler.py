@@ -331,13 +331,15 @@ class OffloadScheduler:
     def worker_died(self, rank: int, error: str) -> Outcome:
         """Fail every job that the rank has not reported, and load and store nothing more until `worker_replaced`.
 
-        The dead worker must not touch slots or host blocks any more: end its process first.
+        The dead worker must not touch slots or host blocks any more: end its process first. Its GPU's cache is lost:
+        nothing is stored of what was computed so far, and nothing of what requests compute in the slots that they have.
+        Preempt them, and let your prefix cache forget all.
 
         Raises:
             Refused: a step is open, or there is no such rank.
         """
         self._require_closed("worker_died")
-        return self._counters.ended(self._endings.lost(rank, error))
+        return self._counters.ended(self._endings.lost(rank, error, self._requests.values()))
 
     def worker_replaced(self, rank: int, *, kept_pool: bool) -> None:
         """The rank has a worker again.

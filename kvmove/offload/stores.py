@@ -139,9 +139,12 @@ class StoreBook:
                 self._tier.complete_store(part.keys)
         return spec
 
-    def reset(self) -> None:
-        """Nothing of what was computed so far is to be served."""
+    def drop_all(self) -> None:
+        """Store nothing of what is deferred, nor later."""
         self._deferred = []
+
+    def forget_storing(self) -> None:
+        """The tier was cleared: what is being stored will not be served, so nothing can be stored behind it."""
         self._storing.clear()
 
     def check_integrity(self) -> None:

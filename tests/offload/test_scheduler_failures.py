@@ -186,6 +186,10 @@ def test_nothing_is_loaded_or_stored_while_a_worker_is_lost() -> None:
     with pytest.raises(Refused, match="rank 1 is not lost"):
         driver.scheduler.worker_replaced(1, kept_pool=True)
     driver.scheduler.worker_replaced(0, kept_pool=True)
+    driver.scheduler.preempt("r")
+    driver.begin()
+    driver.alloc("r", range(20, 27))
+    driver.build()
     driver.scheduler.computed("r", 24)
     (store,) = driver.step().stores
     assert store.groups[0].keys == ("abcde", "abcdef")
@@ -194,18 +198,28 @@ def test_nothing_is_loaded_or_stored_while_a_worker_is_lost() -> None:
     assert driver.scheduler.lookup("s", 0).blocks == 4
 
 
-def test_what_was_deferred_when_a_worker_died_is_stored_after_its_replacement() -> None:
-    """By a request that still has its slots, once it computes further."""
+def test_what_was_computed_before_a_worker_died_is_not_stored() -> None:
+    """Its GPU's memory is lost: neither what was deferred, nor what is computed in the same slots, is stored."""
     driver = Driver()
     driver.arrive("r", "ab")
+    driver.arrive("ends", "xy")
+    driver.begin()
+    driver.alloc("r", range(3))
+    driver.alloc("ends", range(10, 13))
+    driver.build()
+    driver.scheduler.computed("r", 4)
+    driver.scheduler.computed("ends", 8)
+    driver.scheduler.finish("ends")
+    driver.scheduler.worker_died(0, "killed")
+    driver.scheduler.worker_replaced(0, kept_pool=True)
+    assert driver.step().stores == ()
+    driver.scheduler.computed("r", 8)
+    assert driver.step().stores == ()
+    driver.scheduler.preempt("r")
     driver.begin()
     driver.alloc("r", range(3))
     driver.build()
     driver.scheduler.computed("r", 8)
-    driver.scheduler.worker_died(0, "killed")
-    assert driver.step().stores == ()
-    driver.scheduler.worker_replaced(0, kept_pool=True)
-    driver.scheduler.computed("r", 9)
     assert driver.step().stores[0].groups[0].keys == ("a", "ab")
 
 
