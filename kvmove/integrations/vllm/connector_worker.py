@@ -106,8 +106,8 @@ class KVMoveConnectorWorker(OffloadingConnectorWorker):
         requests = [job.req_id for job in jobs]
         if self._cannot_recompute is not None:
             raise SyncLoadFailed(
-                f"{error}; requests {', '.join(requests)} run already, and vLLM cannot compute their blocks again in an "
-                f"engine that {self._cannot_recompute}",
+                f"{error}; requests {', '.join(requests)} run already, and vLLM cannot compute blocks again "
+                f"in an engine that {self._cannot_recompute}",
                 jobs=error.jobs,
                 requests=requests,
             ) from error
