@@ -118,18 +118,22 @@ class BlockTable:
         states = self.states[block : block + found]
         return found - len(states.lstrip(_READY_BYTE))
 
-    def pin(self, block: int) -> bool:
-        """Pin a block once more, and return whether it was not pinned before."""
-        self.pins[block] += 1
-        first = self.pins[block] == 1
-        self.num_pinned += first
+    def pin(self, blocks: Sequence[int]) -> list[int]:
+        """Pin distinct blocks once more, and return those that were not pinned before."""
+        pins = self.pins
+        first = [block for block in blocks if not pins[block]]
+        for block in blocks:
+            pins[block] += 1
+        self.num_pinned += len(first)
         return first
 
-    def unpin(self, block: int) -> bool:
-        """Take one pin off a block, and return whether it was the last."""
-        self.pins[block] -= 1
-        last = self.pins[block] == 0
-        self.num_pinned -= last
+    def unpin(self, blocks: Sequence[int]) -> list[int]:
+        """Take one pin off distinct blocks, and return those whose last it was."""
+        pins = self.pins
+        for block in blocks:
+            pins[block] -= 1
+        last = [block for block in blocks if not pins[block]]
+        self.num_pinned -= len(last)
         return last
 
     def check_integrity(self) -> None:

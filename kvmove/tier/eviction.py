@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from typing import Protocol
 
 from kvmove.tier.rings import BlockRings
@@ -15,7 +15,7 @@ class EvictionPolicy(Protocol):
     The tier says what happens to a block, in these pairs: `insert` when it becomes ready, and `evict` or
     `discard` when its contents go; `hold` when a first load pins it, and `release` when the last one ends.
     Between `hold` and `release` a block is no candidate. When its contents are dropped while it is held, it is not
-    released: the next call for it is an `insert`, or none. Every call but `evict` is to be O(1).
+    released: the next call for it is an `insert`, or none. Every call is to be O(1) for each block in it.
     """
 
     def __len__(self) -> int:
@@ -27,14 +27,14 @@ class EvictionPolicy(Protocol):
     def insert(self, block: int, key: Hashable) -> None:
         """Make a block a candidate that was none; `key` is for policies that remember evicted keys."""
 
-    def touch(self, block: int) -> None:
-        """Note a use of a candidate."""
+    def touch(self, blocks: Sequence[int]) -> None:
+        """Note a use of distinct candidates, the last one latest."""
 
-    def hold(self, block: int) -> None:
-        """Take a candidate out for as long as loads hold it."""
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Take candidates out for as long as loads hold them."""
 
-    def release(self, block: int) -> None:
-        """Make a held block a candidate again; the load was a use."""
+    def release(self, blocks: Sequence[int]) -> None:
+        """Make held blocks candidates again; the load was a use, of the last one latest."""
 
     def discard(self, block: int) -> None:
         """Forget a candidate whose contents were dropped on request, so that they say nothing about use."""
@@ -61,20 +61,20 @@ class LeastRecentlyUsed:
         return self._order.blocks(0)
 
     def insert(self, block: int, key: Hashable) -> None:
-        self._order.append(block, 0)
+        self._order.append((block,), 0)
 
-    def touch(self, block: int) -> None:
-        self._order.remove(block, 0)
-        self._order.append(block, 0)
+    def touch(self, blocks: Sequence[int]) -> None:
+        self._order.remove(blocks, 0)
+        self._order.append(blocks, 0)
 
-    def hold(self, block: int) -> None:
-        self._order.remove(block, 0)
+    def hold(self, blocks: Sequence[int]) -> None:
+        self._order.remove(blocks, 0)
 
-    def release(self, block: int) -> None:
-        self._order.append(block, 0)
+    def release(self, blocks: Sequence[int]) -> None:
+        self._order.append(blocks, 0)
 
     def discard(self, block: int) -> None:
-        self._order.remove(block, 0)
+        self._order.remove((block,), 0)
 
     def evict(self, count: int, spared: Collection[int]) -> list[int]:
         newer, end = self._order.newer, self._order.anchor(0)
@@ -83,7 +83,7 @@ class LeastRecentlyUsed:
         while len(chosen) < count and block != end:
             following = newer[block]
             if block not in spared:
-                self._order.remove(block, 0)
+                self._order.remove((block,), 0)
                 chosen.append(block)
             block = following
         return chosen

@@ -132,9 +132,7 @@ class HostTier:
                 f"prepare_load: key {keys[len(blocks)]!r} is not ready to load; ask lookup() again, in the same step "
                 "as this call"
             )
-        for block in blocks:
-            if table.pin(block):
-                self._order.hold(block)
+        self._order.hold(table.pin(blocks))
         return _index_array(blocks)
 
     def complete_load(self, keys: Sequence[Hashable]) -> None:
@@ -147,17 +145,18 @@ class HostTier:
         """
         self._require_distinct("complete_load", keys)
         table = self._table
-        for key in keys:
-            block = table.index.get(key)
-            if block is None or table.pins[block] == 0:
-                raise Refused(f"complete_load: no load holds key {key!r}; complete each prepare_load() once")
+        index, pins, states = table.index, table.pins, table.states
+        blocks: list[int] = []
         for key in reversed(keys):  # the head last, as in touch()
-            block = table.index[key]
-            if table.unpin(block):
-                if table.states[block] == LEAVING_LOADS:
-                    table.free(block)
-                else:
-                    self._order.release(block)
+            block = index.get(key)
+            if block is None or not pins[block]:
+                raise Refused(f"complete_load: no load holds key {key!r}; complete each prepare_load() once")
+            blocks.append(block)
+        last = table.unpin(blocks)
+        self._order.release([block for block in last if states[block] == READY])
+        for block in last:
+            if states[block] == LEAVING_LOADS:
+                table.free(block)
         self._keys_loaded += len(keys)
 
     def prepare_store(self, keys: Sequence[Hashable]) -> StoreGrant:
@@ -231,11 +230,11 @@ class HostTier:
         the tail goes first: a prefix that lost its tail is a shorter hit, one that lost its head is none. A
         prefix that was stored in several parts keeps that order only if it is touched as a whole afterwards.
         """
-        table = self._table
-        for key in reversed(keys):
-            block = table.index.get(key)
-            if block is not None and table.states[block] == READY and table.pins[block] == 0:
-                self._order.touch(block)
+        states, pins = self._table.states, self._table.pins
+        found = map(self._table.index.get, reversed(dict.fromkeys(keys)))
+        self._order.touch(
+            [block for block in found if block is not None and states[block] == READY and not pins[block]]
+        )
 
     def discard(self, keys: Sequence[Hashable]) -> None:
         """Serve these keys no more; blocks in use are freed when their transfers end. Unknown keys are fine."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 
 class BlockRings:
@@ -25,23 +25,27 @@ class BlockRings:
         """What stands for the end of a ring among its blocks."""
         return self._num_blocks + ring
 
-    def append(self, block: int, ring: int) -> None:
-        """Put a block that is in no ring at the newest end of this one."""
+    def append(self, blocks: Sequence[int], ring: int) -> None:
+        """Put blocks that are in no ring at the newest end of this one, the last one newest."""
         newer, older = self.newer, self._older
         anchor = self._num_blocks + ring
         newest = older[anchor]
-        newer[newest] = block
-        older[block] = newest
-        newer[block] = anchor
-        older[anchor] = block
-        self.sizes[ring] += 1
+        for block in blocks:
+            newer[newest] = block
+            older[block] = newest
+            newest = block
+        newer[newest] = anchor
+        older[anchor] = newest
+        self.sizes[ring] += len(blocks)
 
-    def remove(self, block: int, ring: int) -> None:
-        """Take a block out of the ring that it is in."""
-        after, before = self.newer[block], self._older[block]
-        self.newer[before] = after
-        self._older[after] = before
-        self.sizes[ring] -= 1
+    def remove(self, blocks: Sequence[int], ring: int) -> None:
+        """Take blocks out of the ring that they are in."""
+        newer, older = self.newer, self._older
+        for block in blocks:
+            after, before = newer[block], older[block]
+            newer[before] = after
+            older[after] = before
+        self.sizes[ring] -= len(blocks)
 
     def blocks(self, ring: int) -> Iterator[int]:
         """The blocks of a ring, the oldest first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 from kvmove.tier.ghosts import GhostQueue, fingerprint
 from kvmove.tier.rings import BlockRings
@@ -53,21 +53,25 @@ class S3Fifo:
         self._fingerprints[block] = print_of_key = fingerprint(key)
         self._uses[block] = 0
         self._is_main[block] = ring = MAIN if self._ghosts.take(print_of_key) else SMALL
-        self._rings.append(block, ring)
+        self._rings.append((block,), ring)
 
-    def touch(self, block: int) -> None:
-        if self._uses[block] < MAX_USES:
-            self._uses[block] += 1
+    def touch(self, blocks: Sequence[int]) -> None:
+        uses = self._uses
+        for block in blocks:
+            if uses[block] < MAX_USES:
+                uses[block] += 1
 
-    def hold(self, block: int) -> None:
-        self._rings.remove(block, self._is_main[block])
+    def hold(self, blocks: Sequence[int]) -> None:
+        for ring in (SMALL, MAIN):
+            self._rings.remove([block for block in blocks if self._is_main[block] == ring], ring)
 
-    def release(self, block: int) -> None:
-        self._rings.append(block, self._is_main[block])
-        self.touch(block)
+    def release(self, blocks: Sequence[int]) -> None:
+        for ring in (SMALL, MAIN):
+            self._rings.append([block for block in blocks if self._is_main[block] == ring], ring)
+        self.touch(blocks)
 
     def discard(self, block: int) -> None:
-        self._rings.remove(block, self._is_main[block])
+        self._rings.remove((block,), self._is_main[block])
 
     def evict(self, count: int, spared: Collection[int]) -> list[int]:
         """As `EvictionPolicy.evict`; in the mean, since every block that is passed over had a use that paid for it."""
@@ -82,11 +86,11 @@ class S3Fifo:
                 block, small = small, newer[small]
                 if block in spared:
                     continue
-                rings.remove(block, SMALL)
+                rings.remove((block,), SMALL)
                 if self._uses[block]:
                     self._uses[block] = 0
                     self._is_main[block] = MAIN
-                    rings.append(block, MAIN)
+                    rings.append((block,), MAIN)
                     main = block if main == main_end else main
                     continue
                 self._ghosts.add(self._fingerprints[block])
@@ -94,10 +98,10 @@ class S3Fifo:
                 block, main = main, newer[main]
                 if block in spared:
                     continue
-                rings.remove(block, MAIN)
+                rings.remove((block,), MAIN)
                 if self._uses[block]:
                     self._uses[block] -= 1
-                    rings.append(block, MAIN)
+                    rings.append((block,), MAIN)
                     main = block if main == main_end else main
                     continue
             else:

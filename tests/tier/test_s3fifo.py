@@ -58,7 +58,7 @@ class S3FifoHistory(RuleBasedStateMachine):
     @rule(data=st.data(), verb=st.sampled_from(["touch", "touch", "hold", "discard"]))
     def use(self, data: st.DataObject, verb: str) -> None:
         block = data.draw(st.sampled_from(self.candidates()))
-        getattr(self.policy, verb)(block)
+        getattr(self.policy, verb)(block if verb == "discard" else [block])
         queue = self.small if block in self.small else self.main
         if verb == "touch":
             self.uses[block] = min(MAX_USES, self.uses[block] + 1)
@@ -77,7 +77,7 @@ class S3FifoHistory(RuleBasedStateMachine):
         if dropped:
             del self.key_of[block]
             return
-        self.policy.release(block)
+        self.policy.release([block])
         queue.append(block)
         self.uses[block] = min(MAX_USES, self.uses[block] + 1)
 
