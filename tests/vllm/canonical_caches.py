@@ -66,7 +66,7 @@ class CachePlan:
     refs: tuple[tuple[tuple[int, int], ...], ...]
     seed: int
 
-    def build(self) -> CanonicalKVCaches:
+    def build(self, device: str = "cpu") -> CanonicalKVCaches:
         """The cache with random bytes everywhere, in gaps and padding too: the same for the same plan."""
         generator = torch.Generator().manual_seed(self.seed)
         tensors = []
@@ -74,7 +74,7 @@ class CachePlan:
             stride = t.page_bytes + t.gap
             memory = torch.randint(
                 -128, 128, (t.offset + self.num_blocks * stride,), dtype=torch.int8, generator=generator
-            )
+            ).to(device)
             rows = memory[t.offset :].as_strided((self.num_blocks, t.page_bytes), (stride, 1), t.offset)
             if t.dtype is not torch.int8:
                 rows = rows.view(t.dtype)
@@ -84,7 +84,10 @@ class CachePlan:
 
 def memory(caches: CanonicalKVCaches) -> list[np.ndarray]:
     """All memory under the tensors, as uint8 copies."""
-    return [torch.empty(0, dtype=torch.uint8).set_(t.tensor.untyped_storage()).numpy().copy() for t in caches.tensors]
+    return [
+        torch.empty(0, dtype=torch.uint8, device=t.tensor.device).set_(t.tensor.untyped_storage()).cpu().numpy().copy()
+        for t in caches.tensors
+    ]
 
 
 @st.composite
