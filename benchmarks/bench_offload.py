@@ -5,9 +5,11 @@
 One scheduler in one thread, no GPU and no torch. Prompts have 256 blocks of 16 tokens, and lie in the tier as a whole.
 
 - `lookup + decide`: for each of 2,000 known requests in turn, over prompts at random; the keys of a request
-  are objects of its own. Median over requests of the time of both calls; spread over five rounds.
+  are objects of its own.
 - `step`: everything that an engine calls in a step in which so many requests decode a token each. Every 16th token
   gives a request a new block, and its last one is stored; four requests arrive, load their prefix and finish.
+- Times are processor time of the thread: what else runs on the machine is not in them, but for what it does to caches and
+  clocks. The median of the rounds' medians; the spread is half of how far these lie apart.
 - `bytes a block`: what a full tier of a million blocks holds beyond the keys themselves, by tracemalloc.
 """
 
@@ -18,7 +20,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter_ns
+from time import thread_time_ns
 
 import numpy as np
 
@@ -34,8 +36,9 @@ BLOCK_TOKENS = 16
 BLOCK_BYTES = 64 << 10
 PROMPT_TOKENS = PROMPT_BLOCKS * BLOCK_TOKENS + 1
 ARRIVALS = 4  # in a step
-ROUNDS = 5
-STEPS = 48  # of a round: every request gets three blocks in it
+ROUNDS = 3
+STEPS = 32  # of a round: every request gets two blocks in it
+BATCH = 50  # requests between two looks at the clock, which takes a microsecond
 REQUESTS = (250, 500, 1000, 2000)
 TIER_BLOCKS = (10_000, 100_000, 1_000_000)
 MOST = {"lookup + decide": 20.0, "bytes": 200.0}  # microseconds a request, bytes a block
@@ -71,7 +74,7 @@ def scheduler_of(tier: HostTier, policy: Policy) -> OffloadScheduler:
 
 
 def decisions(tier: HostTier, num_requests: int) -> list[list[float]]:
-    """Microseconds of `lookup` and `decide` together, for each request, in each round."""
+    """Microseconds of `lookup` and `decide` together, a request, in each round."""
     rng = random.Random(0)
     scheduler = scheduler_of(tier, BUDGETED)
     num_prompts = tier.num_ready // PROMPT_BLOCKS
@@ -82,11 +85,13 @@ def decisions(tier: HostTier, num_requests: int) -> list[list[float]]:
     for _ in range(ROUNDS + 1):
         times = []
         scheduler.begin_step(waiting=num_requests)
-        for name in names:
-            began = perf_counter_ns()
-            found = scheduler.lookup(name, 0)
-            decision = scheduler.decide(name)
-            times.append((perf_counter_ns() - began) / 1e3)
+        for start in range(0, num_requests, BATCH):
+            batch = names[start : start + BATCH]
+            began = thread_time_ns()
+            for name in batch:
+                found = scheduler.lookup(name, 0)
+                decision = scheduler.decide(name)
+            times.append((thread_time_ns() - began) / len(batch) / 1e3)
             report.require(found.blocks == decision.blocks == PROMPT_BLOCKS, f"{found}, {decision}")
         scheduler.abort_step()
         rounds.append(times)
@@ -169,9 +174,9 @@ def steps(tier: HostTier, num_requests: int) -> list[list[float]]:
     for _ in range(ROUNDS + 1):
         times = []
         for _ in range(STEPS):
-            began = perf_counter_ns()
+            began = thread_time_ns()
             engine.step()
-            times.append((perf_counter_ns() - began) / 1e6)
+            times.append((thread_time_ns() - began) / 1e6)
         rounds.append(times)
     done = engine.scheduler.statistics()
     report.require(done.stores_made > num_requests and engine.loaded > 0, f"nothing happened: {done}")
