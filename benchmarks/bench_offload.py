@@ -8,8 +8,8 @@ One scheduler in one thread, no GPU and no torch. Prompts have 256 blocks of 16 
   are objects of its own.
 - `step`: everything that an engine calls in a step in which so many requests decode a token each. Every 16th token
   gives a request a new block, and its last one is stored; four requests arrive, load their prefix and finish.
-- Times are processor time of the thread: what else runs on the machine is not in them, but for what it does to caches and
-  clocks. The median of the rounds' medians; the spread is half of how far these lie apart.
+- Times are processor time of the thread: what else runs on the machine is not in them, but for what it does to caches
+  and clocks. The median of the rounds' medians; the spread is half of how far these lie apart.
 - `bytes a block`: what a full tier of a million blocks holds beyond the keys themselves, by tracemalloc.
 """
 
