@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,13 @@ def test_the_version_is_the_one_that_is_supported() -> None:
     quoted = "vLLM 0.34.0 is installed; this version of kvmove works with vLLM 0.33.x alone"
     assert quoted in str(caught.value)
     assert quoted in GUIDE
+
+
+def test_the_benchmarks_are_there() -> None:
+    """Every `python -m benchmarks...` shown is a module, and its parts are parts."""
+    shown = [shlex.split(line, comments=True) for text in SHELL for line in text.splitlines() if "benchmarks." in line]
+    assert len(shown) == 4
+    for command in shown:
+        module = import_module(command[2])
+        if "--part" in command:
+            module.parse(command[3:])
