@@ -80,7 +80,7 @@ class Driver:
         return outcome
 
     def store(self, text: str, first_slot: int = 0) -> None:
-        """Let the tier hold all chunks of this text: a request computes them in slots from `first_slot` on, and ends."""
+        """Let the tier hold all chunks of this text: a request computes them in slots from `first_slot`, and ends."""
         name = f"writer of {text}"
         self.arrive(name, text)
         blocks = len(text) * self.chunk_tokens // BLOCK_TOKENS
