@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from types import TracebackType
 
 import numpy as np
@@ -20,20 +18,15 @@ from kvmove.move.hazards import Hazards
 from kvmove.move.hostpool import HostPool
 from kvmove.move.identity import identity
 from kvmove.move.indices import IndexRing
+from kvmove.move.launching import Launcher
 from kvmove.move.layers import LayerPieces
 from kvmove.move.layout import CacheLayout
-from kvmove.move.paths import Path, Paths, work_of
-from kvmove.move.queues import Mark, Queue, Queues, queues_for
-from kvmove.move.submission import Batch, Job, Submission
+from kvmove.move.paths import Paths
+from kvmove.move.queues import Queue, Queues, queues_for
+from kvmove.move.submission import Submission
 from kvmove.move.ticket import Ticket
 from kvmove.records import JobKind, Lane, Load, Result, Store
 from kvmove.transfers import lane_of
-
-# Programs of a kernel that may run at once. On an H200 two reach 0.91 of contiguous DMA with pages of 16 KiB, four with
-# 4 KiB; a store of 4 KiB pages fell to 0.78 with four on one machine and had 0.93 with eight on others. The link is
-# shared by what each has in flight: bulk that has few leaves the most to expedited loads, which hold theirs briefly.
-EXPEDITED_PROGRAMS = 32
-BULK_PROGRAMS = ((16 << 10, 4), (4 << 10, 8), (0, 16))  # (smallest page of at least so many bytes, programs)
 
 _QUEUE_OF = {Lane.EXPEDITED: Queue.EXPEDITED, Lane.BULK: Queue.BULK}
 
@@ -88,16 +81,14 @@ class Mover:
         self.layout, self.pool = layout, pool
         if profile is not None:
             profile.refuse_elsewhere(**identity(layout.device))
-        self._costs = None if profile is None else profile.model
-        self._paths = Paths(layout, pool, path, self._costs)
+        costs = None if profile is None else profile.model
+        self._paths = Paths(layout, pool, path, costs)
         self._queues = queues or queues_for(layout.device)
-        smallest = min(page.num_bytes for group in layout.groups for page in group.pages)
-        bulk = next(programs for num_bytes, programs in BULK_PROGRAMS if smallest >= num_bytes)
-        self._programs = {queue: EXPEDITED_PROGRAMS if queue is Queue.EXPEDITED else bulk for queue in Queue}
         slots = layout.slots_together
         capacity = index_capacity or max(2 * slots, min(4 * slots, 1 << 20), 1 << 16)
         self._ring = IndexRing(capacity, pinned=on_cuda)
         self._flight = Flight(Hazards(slots, pool.num_blocks), self._ring, self._queues, layout.groups)
+        self._launcher = Launcher(self._paths, self._flight, self._queues, layout.groups, costs)
         self._unique = UniqueCheck(layout.groups, slots, pool.num_blocks)
         self._closed: str | None = None  # why
         self._lock = threading.RLock()
@@ -118,9 +109,9 @@ class Mover:
         if type(programs) is not int or programs < 1:
             raise Refused(f"{programs!r} programs for the {lane} lane; an int of at least 1 is needed")
         with self._lock:
-            self._programs[_QUEUE_OF[lane_of(lane)]] = programs
+            self._launcher.programs[_QUEUE_OF[lane_of(lane)]] = programs
             if lane_of(lane) is Lane.BULK:
-                self._programs[Queue.STORE] = programs
+                self._launcher.programs[Queue.STORE] = programs
 
     def load(
         self,
@@ -141,12 +132,11 @@ class Mover:
             self._unique.refuse_repeated_slots(loads)
             # All expedited loads go together; bulk loads apart, so that each is reported when it is done.
             urgent = [(x.job, x.parts) for x in loads if x.lane is Lane.EXPEDITED]
-            load = JobKind.LOAD
             urgent_path = self._paths.by_layer(path) if by_layer and urgent else path
-            batches = [self._batch(load, Lane.EXPEDITED, Queue.EXPEDITED, tuple(urgent), urgent_path)] if urgent else []
+            batches = [self._launcher.batch(Queue.EXPEDITED, tuple(urgent), urgent_path)] if urgent else []
             bulk = [((x.job, x.parts),) for x in loads if x.lane is Lane.BULK]
-            batches += [self._batch(load, Lane.BULK, Queue.BULK, job, path) for job in bulk]
-            made = self._submit(load, batches, after)
+            batches += [self._launcher.batch(Queue.BULK, job, path) for job in bulk]
+            made = self._launcher.submit(JobKind.LOAD, batches, after)
             waited = [s for s in made if s.batch.lane is Lane.EXPEDITED]
             return Ticket(self, tuple(x.job for x in loads), waited, strict=strict)
 
@@ -160,61 +150,9 @@ class Mover:
             refuse_bad_parts("store", stores, self.layout.groups, self.pool.ready_blocks, self.pool.num_blocks)
             self._unique.refuse_repeated_places(stores)
             jobs = [((x.job, x.parts),) for x in stores]
-            store = JobKind.STORE
-            made = self._submit(store, [self._batch(store, Lane.BULK, Queue.STORE, job, path) for job in jobs], after)
+            batches = [self._launcher.batch(Queue.STORE, job, path) for job in jobs]
+            made = self._launcher.submit(JobKind.STORE, batches, after)
             return Ticket(self, tuple(x.job for x in stores), made, strict=False)
-
-    def _batch(
-        self, kind: JobKind, lane: Lane, queue: Queue, jobs: tuple[Job, ...], named: str | LayerPieces | None
-    ) -> Batch:
-        parts = [part for _, of_job in jobs for part in of_job]
-        path: Path | LayerPieces
-        if named is None:
-            path = self._paths.choose(kind, lane, parts)
-        else:
-            path = self._paths.named(named) if isinstance(named, str) else named
-        batch = Batch(lane, queue, path, jobs, parts)
-        if self._costs is not None:
-            batch.predicted_ns = self._costs.predict_ns(kind, path.name, lane, work_of(parts, self.layout.groups))
-        return batch
-
-    def _submit(self, kind: JobKind, batches: list[Batch], after: torch.cuda.Event | None) -> list[Submission]:
-        """Launch each batch after the engine's stream, or after the event `after`."""
-        made = self._flight.reserve(kind, batches)
-        engine = self._queues.here() if after is None else self._queues.at(after)
-        for s in made:
-            try:
-                before = self._flight.before(s)
-                if not before and kind is JobKind.LOAD:
-                    s.let_host_rest()
-                mark = self._launch(s, [engine, *before])
-            except Exception as error:
-                # A launch that was refused. Its jobs fail, the mover stays usable.
-                self._settle(s.batch.queue)
-                self._flight.failed(s, f"could not be launched ({error})")
-            else:
-                self._flight.launched(s, mark)
-        return made
-
-    def _settle(self, queue: Queue) -> None:
-        """Block until the queue is empty: of several launches, those before a refused one still read their indices."""
-        with suppress(Exception):  # a device that is broken says so again where it is asked what has ended
-            self._queues.submit(queue, (), lambda stream: None).synchronize()
-
-    def _launch(self, s: Submission, after: list[Mark]) -> Mark:
-        """Queue the submission's work after the marks. Returns its end."""
-        path, queue = s.batch.path, s.batch.queue
-        if not isinstance(path, LayerPieces):
-            return self._queues.submit(queue, after, partial(self._copy, s, path))
-        for piece in range(len(path.stops)):
-            copy = partial(path.load, piece, s.pairs, self._programs[queue])
-            s.layer_marks.append(self._queues.submit(queue, after, copy))
-            after = []  # one queue keeps its order
-        return s.layer_marks[-1]
-
-    def _copy(self, s: Submission, path: Path, stream: torch.cuda.Stream | None) -> None:
-        move = path.load if s.kind is JobKind.LOAD else path.store
-        move(s.pairs, self._programs[s.batch.queue], stream)
 
     def wait_for_slots(self, slots: ArrayLike, group: int = 0) -> None:
         """Let the current stream wait for every job in flight that reads or writes these slots of a group.

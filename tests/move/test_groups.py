@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvmove.move import CacheLayout, HostPool, Mover, paths
 from kvmove.move.paths.staged import StagedPath
-from kvmove.records import Lane, Load, Part, Store
+from kvmove.records import JobKind, Lane, Load, Part, Store
 from kvmove.testing.caches import KINDS, SIZES, GroupSpec, build_cache, group_specs, loads_over, stores_over
 from kvmove.testing.copies import check_loads, check_stores, randomize
 
@@ -143,10 +143,10 @@ def test_the_default_choice_goes_by_bytes_of_all_groups_and_runs_of_the_copy_eng
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(paths, "STAGED_FROM_BYTES", 16 * 8192)
             patch.setattr(paths, "STAGED_BLOCK_BYTES", 4 * 8192)
-            assert choice.choose(Lane.BULK, [chunks]) == "staged"
-            assert choice.choose(Lane.EXPEDITED, [chunks]) == "direct"
-            assert choice.choose(Lane.BULK, [blocks]) == "direct"
-            assert choice.choose(Lane.BULK, [chunks, blocks]) == "direct"
+            assert choice.choose(JobKind.LOAD, Lane.BULK, [chunks]) == "staged"
+            assert choice.choose(JobKind.LOAD, Lane.EXPEDITED, [chunks]) == "direct"
+            assert choice.choose(JobKind.LOAD, Lane.BULK, [blocks]) == "direct"
+            assert choice.choose(JobKind.LOAD, Lane.BULK, [chunks, blocks]) == "direct"
         choice._of_large_pages = {1}
-        assert choice.choose(Lane.EXPEDITED, [blocks]) == "engine"
-        assert choice.choose(Lane.EXPEDITED, [blocks, chunks]) == "direct"
+        assert choice.choose(JobKind.LOAD, Lane.EXPEDITED, [blocks]) == "engine"
+        assert choice.choose(JobKind.LOAD, Lane.EXPEDITED, [blocks, chunks]) == "direct"
