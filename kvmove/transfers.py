@@ -1,7 +1,7 @@
 """What is to be copied: `Load` and `Store`, and the `Part` of one group that they are made of.
 
-Kept apart from `kvmove.records` only for length; import them from there. Every record is checked when it is built,
-so that submitting it has little left to check: what needs the cache's layout, the mover checks.
+The public names are in `kvmove.records`. Every record is checked when it is built, so that submitting it has little
+left to check: what needs the cache's layout, the mover checks.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvmove.errors import RecordError
+from kvmove.index_arrays import ends, index_array, check_distinct
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    IndexArray = NDArray[np.int64]
-    IndexLike = Sequence[int] | NDArray[Any]
+    # The aliases tell type checkers that these names are there to be imported from here.
+    from kvmove.index_arrays import IndexArray as IndexArray  # noqa: PLC0414
+    from kvmove.index_arrays import IndexLike as IndexLike  # noqa: PLC0414
 
 
 class Lane(StrEnum):
@@ -81,7 +80,7 @@ class Part:
             if type(value) is not int or value < 0:
                 raise RecordError(f"part: {name} is {value!r}; an int of at least 0 is needed")
         who = f"part of group {group}"
-        arrays = _index_array(blocks, f"{who}: blocks"), _index_array(slots, f"{who}: slots")
+        arrays = index_array(blocks, f"{who}: blocks"), index_array(slots, f"{who}: slots")
         if not len(arrays[0]) or not len(arrays[1]):
             raise RecordError(f"{who}: nothing to move; leave an empty part out")
         if len(arrays[0]) > len(arrays[1]):
@@ -89,7 +88,7 @@ class Part:
                 f"{who}: {len(arrays[0])} host blocks for {len(arrays[1])} slots; "
                 "a host block that holds none of them does not belong here"
             )
-        _set_part(self, group, first, arrays, (_ends(arrays[0]), _ends(arrays[1])), who, ("blocks", "slots"))
+        _set_part(self, group, first, arrays, (ends(arrays[0]), ends(arrays[1])), who, ("blocks", "slots"))
 
     def __eq__(self, other: object) -> bool:
         import numpy as np
@@ -133,7 +132,7 @@ class Load:
         """
         _check_parts("load", job, parts)
         for part in parts:
-            _refuse_repeated(_sorted(part.slots), f"load {job}: a part of group {part.group} names slot")
+            check_distinct(part.slots, f"load {job}: a part of group {part.group} names slot")
         load = cls.__new__(cls)
         load._set(job, tuple(parts), lane)
         return load
@@ -183,7 +182,7 @@ class Store:
         """
         _check_parts("store", job, parts)
         for part in parts:
-            _refuse_repeated(_sorted(part.blocks), f"store {job}: a part of group {part.group} names host block")
+            check_distinct(part.blocks, f"store {job}: a part of group {part.group} names host block")
         store = cls.__new__(cls)
         store._set(job, tuple(parts))
         return store
@@ -228,58 +227,30 @@ def _plain_part(
     """The one part of a transfer whose arrays pair one to one; `written` says which of them are its destinations."""
     _check_job(what, job)
     who = f"{what} {job}"
-    arrays = _index_array(blocks, f"{who}: {names[0]}"), _index_array(slots, f"{who}: {names[1]}")
+    arrays = index_array(blocks, f"{who}: {names[0]}"), index_array(slots, f"{who}: {names[1]}")
     if len(arrays[0]) != len(arrays[1]):
         pairs = ", ".join(f"{len(a)} in {name}" for name, a in zip(names, arrays, strict=True))
         raise RecordError(f"{who}: the arrays differ in length: {pairs}")
     if not len(arrays[0]):
         raise RecordError(f"{who}: nothing to move; leave an empty {what} out")
-    in_order = _sorted(arrays[written])  # smallest and largest element, and whether one repeats, in one pass
-    _refuse_repeated(in_order, f"{who}: {names[written]} names")
+    # The smallest and largest element, and whether one repeats, in one pass.
+    in_order = check_distinct(arrays[written], f"{who}: {names[written]} names")
     destination = int(in_order[0]), int(in_order[-1])
-    ends = (_ends(arrays[0]), destination) if written else (destination, _ends(arrays[1]))
+    extremes = (ends(arrays[0]), destination) if written else (destination, ends(arrays[1]))
     part = Part.__new__(Part)
-    _set_part(part, 0, 0, arrays, ends, who, names)
+    _set_part(part, 0, 0, arrays, extremes, who, names)
     return part
 
 
 def _set_part(
     part: Part, group: int, first: int, arrays: tuple[IndexArray, IndexArray],
-    ends: tuple[tuple[int, int], tuple[int, int]], who: str, names: tuple[str, str],
+    extremes: tuple[tuple[int, int], tuple[int, int]], who: str, names: tuple[str, str],
 ) -> None:  # fmt: skip
-    """Set the fields, once it is known that no index is negative; `ends` are each array's extremes."""
-    for name, array, (low, _) in zip(names, arrays, ends, strict=True):
+    """Set the fields, once it is known that no index is negative; `extremes` are each array's smallest and largest."""
+    for name, array, (low, _) in zip(names, arrays, extremes, strict=True):
         if low < 0:
             raise RecordError(f"{who}: {name} holds {low}; an index is at least 0")
         array.flags.writeable = False
-    values = (group, *arrays, first, ends[0][1], ends[1][1])
+    values = (group, *arrays, first, extremes[0][1], extremes[1][1])
     for field, value in zip(("group", "blocks", "slots", "first", "top_block", "top_slot"), values, strict=True):
         object.__setattr__(part, field, value)
-
-
-def _sorted(array: IndexArray) -> IndexArray:
-    in_order = array.copy()
-    in_order.sort()
-    return in_order
-
-
-def _refuse_repeated(in_order: IndexArray, beginning: str) -> None:
-    repeated = in_order[1:][in_order[1:] == in_order[:-1]]
-    if len(repeated):
-        raise RecordError(f"{beginning} {repeated[0]} twice; which copy would win is undefined, so name it once")
-
-
-def _ends(array: IndexArray) -> tuple[int, int]:
-    return int(array.min()), int(array.max())
-
-
-def _index_array(values: IndexLike, name: str) -> IndexArray:
-    """An int64 copy, so that a caller who reuses its buffer cannot change a job in flight."""
-    import numpy as np
-
-    given = np.asarray(values)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise RecordError(f"{name} has shape {given.shape} and dtype {given.dtype}; a flat array of ints is needed")
-    if given.dtype == np.uint64 and given.size and int(given.max()) >= 1 << 63:
-        raise RecordError(f"{name} holds {given.max()}; an index fits 63 bits")
-    return given.astype(np.int64, copy=True)
