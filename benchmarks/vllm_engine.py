@@ -191,6 +191,8 @@ class _Spy:
 class Engine:
     """vLLM with a connector, and what is measured on it. Every method returns plain values."""
 
+    cold_tokens = 6000  # of each prefill that makes an engine loaded
+
     def __init__(self, settings: EngineSettings) -> None:
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -218,7 +220,8 @@ class Engine:
         """Time to first token of a prompt whose tail is in host memory alone, and of the same with all in the GPU.
 
         Args:
-            prefix, tail: tokens, in the GPU cache and in host memory; 40 tokens follow that are computed.
+            prefix, tail: tokens, in the GPU cache and in host memory; 40 more follow, of which less than a block is
+                computed.
             loaded: let a cold prefill of 6,000 tokens arrive in every step.
 
         Raises:
@@ -333,9 +336,9 @@ class Engine:
         """Seconds and steps until the prompt's first token, and the token."""
         params = self._params(1)
         for _ in range(2 if loaded else 0):
-            self._add(_tokens(rng, 6000), params)
+            self._add(_tokens(rng, self.cold_tokens), params)
             self._engine.step()
-        cold = [_tokens(rng, 6000) for _ in range(40 if loaded else 0)]  # drawn before the clock runs
+        cold = [_tokens(rng, self.cold_tokens) for _ in range(40 if loaded else 0)]  # drawn before the clock runs
         began = time.perf_counter()
         me, steps, token = self._add(prompt, params), 0, None
         taken = 0.0
