@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from kvmove.errors import RecordError
-from kvmove.index_arrays import ends, index_array, check_distinct
+from kvmove.index_arrays import check_distinct, ends, index_array
 
 if TYPE_CHECKING:
     # The aliases tell type checkers that these names are there to be imported from here.
