@@ -200,6 +200,7 @@ def test_a_failed_store_ends_nothing(kind: type[OffloadingConnectorWorker]) -> N
         ("secondary_tiers", [{"type": "fs"}], "TieringOffloadingSpec"),
         ("canonical_layout", True, "canonical_layout"),
         ("kvmove_path", 3, "kvmove_path is 3"),
+        ("kvmove_pth", "direct", "kvmove_path"),
     ],
 )
 def test_options_that_are_not_supported_are_refused(option: str, value: Any, message: str) -> None:

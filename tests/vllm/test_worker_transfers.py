@@ -22,11 +22,13 @@ from canonical_caches import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmove.errors import LayoutError, RecordError, Refused, SyncLoadFailed
+from kvmove.errors import LayoutError, MoverBusy, RecordError, Refused, SyncLoadFailed
+from kvmove.integrations.vllm import worker
 from kvmove.integrations.vllm.caches import describe
 from kvmove.integrations.vllm.host_pool import make_pool
 from kvmove.integrations.vllm.worker import Transfers
-from kvmove.records import JobKind, Lane
+from kvmove.move import Mover, Ticket, load_batch
+from kvmove.records import JobKind, Lane, Load
 from kvmove.testing.protocol_queues import LateQueues
 
 POISON = 0x5A
@@ -258,6 +260,29 @@ def test_after_shutdown_loads_fail_and_stores_spoil_their_chunks() -> None:
         transfers.wait({0, 1, 2})
     assert sorted(e.job for e in transfers.finished() if e.error) == [0, 1, 2]
     assert transfers.bad_chunks == {0}
+
+
+def test_a_full_index_ring_delays_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a submission finds no room, it waits until the device has ended some of what is in flight."""
+    queues = LateQueues(random.Random(6))
+    _, transfers = dense(queues=queues)
+    store(transfers, 0, [0, 1], [0, 1])
+    refused: list[int] = []
+
+    def busy_at_first(mover: Mover, loads: list[Load]) -> Ticket:
+        if len(refused) < 3:
+            refused.append(loads[0].job)
+            queues.run(1)
+            raise MoverBusy("no room")
+        return load_batch(mover, loads)
+
+    monkeypatch.setattr(worker, "load_batch", busy_at_first)
+    load(transfers, 1, [4], [0], expedited=True)
+    transfers.wait({1})
+    queues.drain()
+    assert refused == [1, 1, 1]
+    assert [(e.job, e.error) for e in transfers.finished()] == [(0, None), (1, None)]
+    transfers.shutdown()
 
 
 def test_the_block_of_nobody_may_stand_in_a_load_often() -> None:

@@ -22,6 +22,7 @@ from kvmove.integrations.vllm.caches import describe
 from kvmove.integrations.vllm.host_pool import SharedBy, make_pool
 from kvmove.integrations.vllm.supported import installed_version, require_supported_version
 from kvmove.integrations.vllm.worker import Ended, Transfers
+from kvmove.kvpol.suggest import did_you_mean
 from kvmove.records import JobKind
 
 logger = init_logger("vllm.kvmove")  # under vLLM's own, so that its settings hold
@@ -151,11 +152,15 @@ class KVMoveOffloadingSpec(CPUOffloadingSpec):
 
 
 def refuse_unsupported(extra_config: Mapping[str, Any]) -> None:
-    """Refuse options of vLLM that need its own format of host chunks.
+    """Refuse options of vLLM that need its own format of host chunks, and options that are none of kvmove's.
 
     Raises:
         Refused: one is set.
     """
+    for name in extra_config:
+        if name.startswith("kvmove_") and name != PATH_OPTION:
+            hint = did_you_mean(name, [PATH_OPTION])
+            raise Refused(f"kv_connector_extra_config has no {name}; {hint or f'there is {PATH_OPTION}'}")
     for name in ("secondary_tiers", "canonical_layout"):
         if extra_config.get(name):
             raise Refused(
