@@ -65,7 +65,11 @@ def test_the_budget_follows_the_policy() -> None:
     assert scheduler.begin_step().budget_bytes == 2 * MIB
 
 
-@pytest.mark.parametrize("bad", [RuntimeError("gone"), None, "budgeted", ScriptedPolicy(0, budget_bytes=-1)], ids=repr)
+@pytest.mark.parametrize(
+    "bad",
+    [RuntimeError("gone"), None, "budgeted", ScriptedPolicy(0, budget_bytes=-1)],
+    ids=["raises", "none", "text", "bad budget"],
+)
 def test_a_source_without_a_policy_leaves_the_last_good_one(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Reported once, and once more when it fails again after it was well."""
     source = Source(OLD)
