@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvmove.errors import InternalError
+from kvmove.errors import InternalError, Refused
 from kvmove.records import Action, Decision, Lane, Load, StepPlan, Store
 from kvmove.schedule.ledger import Ledger
 from kvmove.schedule.policy import BoundPolicy
@@ -92,6 +92,29 @@ class OpenStep:
             budget_bytes=ledger.budget_bytes,
             sync_bytes=ledger.budget_bytes - ledger.budget_remaining_bytes,
         )
+
+    def require_decision(self, call: str, request: str) -> Decision:
+        """Return the request's decision, or raise `Refused` on behalf of `call`."""
+        decision = self.decisions.get(request)
+        if decision is None:
+            raise Refused(f"{call}: {request} has no decision in this step; call decide(hit) first")
+        return decision
+
+    def require_unadmitted(self, request: str) -> None:
+        """Raise `Refused` where it is too late to decide about this request."""
+        if self.is_admitted(request):
+            raise Refused(f"decide: {request} is admitted in this step already; call refund({request!r}) first")
+
+    def require_unadmitted_load(self, call: str, request: str) -> tuple[Decision, Lane]:
+        """Return the request's decision to load and the load's lane, or raise `Refused` on behalf of `call`."""
+        decision = self.require_decision(call, request)
+        lane = LANE_OF.get(decision.action)
+        if lane is None:
+            raise Refused(f"{call}: {request} is to {decision.action} in this step, not to load; leave the call out")
+        if self.is_admitted(request):
+            job = f"has job {self.loads[request].job}" if request in self.loads else "is confirmed"
+            raise Refused(f"{call}: {request} {job} in this step already")
+        return decision, lane
 
     def check_integrity(self) -> None:
         """Raise `InternalError` where decisions, loads and ledger disagree."""

@@ -1,4 +1,4 @@
-"""The scheduler of one engine: asks the policy, keeps the guard rails and hands out the step's plan."""
+"""The scheduler of one engine: takes its step from the beginning to the plan, and refuses calls out of order."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvmove.errors import InternalError, Refused
-from kvmove.records import Decision, Hit, Lane, Load, StepPlan, StepState, Store
-from kvmove.schedule.guard_rails import decision_after_guard_rails, decision_without_policy
+from kvmove.records import Decision, Hit, Load, StepPlan, StepState, Store
+from kvmove.schedule.asking import Asking
 from kvmove.schedule.ledger import Ledger
-from kvmove.schedule.open_step import LANE_OF, OpenStep
+from kvmove.schedule.open_step import OpenStep
 from kvmove.schedule.policy import HitPolicy
 from kvmove.schedule.statistics import Counters, Statistics
 from kvmove.schedule.upcoming import PolicySource, Upcoming
@@ -69,7 +69,6 @@ class StepScheduler:
             raise Refused(f"explain_every is {explain_every!r}; an int of at least 0 is needed (0 explains nothing)")
         if type(max_deferrals) is not int or max_deferrals < 0:
             raise Refused(f"max_deferrals is {max_deferrals!r}; an int of at least 0 is needed (0 turns deferral off)")
-        self._max_deferrals = max_deferrals
         self._upcoming = Upcoming(policy, budget_bytes)
         self._upcoming.set_shadow(shadow)
         self._step: OpenStep | None = None
@@ -77,6 +76,8 @@ class StepScheduler:
         self._next_job = 0
         self._counters = Counters()
         self._why_not = WhyNot(explain_every) if explain_every else None
+        self._max_deferrals = max_deferrals
+        self._asking = Asking(max_deferrals, self._counters, self._why_not)
 
     def set_policy(self, policy: HitPolicy | PolicySource) -> None:
         """Use another policy from the next `begin_step` on; a step under way keeps the one it began with.
@@ -155,15 +156,8 @@ class StepScheduler:
             Refused: no step is open, or the request was admitted already.
         """
         step = self._require_step("decide")
-        _require_unadmitted(step, hit)
-        step.drop(hit.request)
-        explained = None
-        if self._why_not is not None and not step.policy_failed:
-            explained = self._why_not.explained(hit, step.ledger, step.bound)
-        decision = self._take(step, hit, self._verdict(step, hit))
-        if explained is not None and decision.rule is not None:
-            step.explained[hit.request] = explained
-        return decision
+        step.require_unadmitted(hit.request)
+        return self._asking.decide(step, hit)
 
     def decide_batch(self, hits: Sequence[Hit]) -> list[Decision]:
         """Decide what each of these hits does in this step: the same as `decide` for one after the other, in less time.
@@ -173,35 +167,8 @@ class StepScheduler:
         """
         step = self._require_step("decide_batch")
         for hit in hits:
-            _require_unadmitted(step, hit)
-        if not hits:
-            return []
-        requests = {hit.request for hit in hits}
-        is_replacing = len(requests) < len(hits) or not requests.isdisjoint(step.decisions)
-        if is_replacing or self._why_not is not None or step.policy_failed:
-            return [self.decide(hit) for hit in hits]
-        decisions: list[Decision] = []
-        admission_failed = False
-
-        def admit(hit: Hit, verdict: int) -> None:
-            nonlocal admission_failed
-            if len(decisions) == len(hits) or hit is not hits[len(decisions)]:
-                raise InternalError(f"the policy decided about {hit!r} out of turn")
-            checked = step.bound.checked(verdict, hit)
-            admission_failed = True
-            decisions.append(self._take(step, hit, checked))
-            admission_failed = False
-
-        try:
-            step.bound.decide_each(hits, step.ledger, admit)
-            if len(decisions) < len(hits):
-                raise InternalError(f"the policy decided about {len(decisions)} of {len(hits)} hits")
-        except Exception as error:  # any: a policy's failure must not become the engine's
-            if admission_failed:
-                raise
-            self._policy_failed(step, hits[min(len(decisions), len(hits) - 1)], error)
-        decisions += [self._take(step, hit, None) for hit in hits[len(decisions) :]]
-        return decisions
+            step.require_unadmitted(hit.request)
+        return self._asking.decide_batch(step, hits) if hits else []
 
     def admit(self, request: str, src_blocks: IndexLike, dst_slots: IndexLike) -> Load:
         """Turn a decision to load into a load: host block `src_blocks[i]` goes to slot `dst_slots[i]`.
@@ -221,7 +188,7 @@ class StepScheduler:
             RecordError: the arrays differ in length or do not hold indices.
         """
         step = self._require_step("admit")
-        decision, lane = self._require_unadmitted_load(step, "admit", request)
+        decision, lane = step.require_unadmitted_load("admit", request)
         if len(src_blocks) != decision.blocks:
             raise Refused(
                 f"admit: {len(src_blocks)} blocks for {request}, but its decision has {decision.blocks}; "
@@ -241,7 +208,7 @@ class StepScheduler:
             Refused: no step is open, or the request has no decision to load in it, or is admitted already.
         """
         step = self._require_step("confirm")
-        self._require_unadmitted_load(step, "confirm", request)
+        step.require_unadmitted_load("confirm", request)
         step.confirmed.add(request)
 
     def refund(self, request: str) -> None:
@@ -253,7 +220,7 @@ class StepScheduler:
             Refused: no step is open, or the request has no decision in it.
         """
         step = self._require_step("refund")
-        self._require_decision(step, "refund", request)
+        step.require_decision("refund", request)
         step.drop(request)
         self._counters.refunds += 1
 
@@ -316,55 +283,7 @@ class StepScheduler:
             if job >= self._next_job:
                 raise InternalError(f"job {job} is in step {step.number}, but the next job id is {self._next_job}")
 
-    def _verdict(self, step: OpenStep, hit: Hit) -> int | None:
-        """Return the policy's verdict about this hit, or None when the policy failed in this step."""
-        if step.policy_failed:
-            return None
-        try:
-            return step.bound.verdict(hit, step.ledger)
-        except Exception as error:  # any: a policy's failure must not become the engine's
-            self._policy_failed(step, hit, error)
-            return None
-
-    def _policy_failed(self, step: OpenStep, hit: Hit, error: Exception) -> None:
-        step.policy_failed = True
-        self._counters.policy_errors += 1
-        step.bound.report_failure(hit, error, "hits load asynchronously for the rest of every step")
-
-    def _take(self, step: OpenStep, hit: Hit, verdict: int | None) -> Decision:
-        """Put a verdict through the guard rails into the step; None: the policy failed."""
-        if verdict is None:
-            decision = decision_without_policy(hit, step.bound)
-        else:
-            decision = decision_after_guard_rails(verdict, hit, step.bound, step.ledger, self._max_deferrals)
-        step.add(decision)
-        if step.shadow is not None:
-            step.shadow.decide(hit)
-        return decision
-
     def _require_step(self, call: str) -> OpenStep:
         if self._step is None:
             raise Refused(f"{call}: no step is open; call begin_step() first")
         return self._step
-
-    def _require_unadmitted_load(self, step: OpenStep, call: str, request: str) -> tuple[Decision, Lane]:
-        decision = self._require_decision(step, call, request)
-        lane = LANE_OF.get(decision.action)
-        if lane is None:
-            raise Refused(f"{call}: {request} is to {decision.action} in this step, not to load; leave the call out")
-        if step.is_admitted(request):
-            job = f"has job {step.loads[request].job}" if request in step.loads else "is confirmed"
-            raise Refused(f"{call}: {request} {job} in this step already")
-        return decision, lane
-
-    def _require_decision(self, step: OpenStep, call: str, request: str) -> Decision:
-        decision = step.decisions.get(request)
-        if decision is None:
-            raise Refused(f"{call}: {request} has no decision in this step; call decide(hit) first")
-        return decision
-
-
-def _require_unadmitted(step: OpenStep, hit: Hit) -> None:
-    request = hit.request
-    if step.is_admitted(request):
-        raise Refused(f"decide: {request} is admitted in this step already; call refund({request!r}) first")
