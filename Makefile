@@ -17,7 +17,7 @@ demo: $(READY) ## make a small trace, replay it with four policies, and check ev
 	@$(PY) examples/demo.py
 
 test: $(READY) ## run the tests; with a GPU, also those that need one
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n auto --maxprocesses 8
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(MAKE) --no-print-directory test-gpu; fi
 
 # vLLM pins its own torch, so it has an environment of its own: 3.5 GB, two minutes, on any machine. vLLM's wheel asks
