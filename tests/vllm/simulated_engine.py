@@ -42,6 +42,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -55,12 +56,15 @@ OURS = {"kv_connector": "KVMoveConnector", "kv_connector_module_path": "kvmove.i
 THEIRS = {"kv_connector": "OffloadingConnector"}
 
 
+STATE = 1
+
+
 @dataclass(frozen=True)
 class Setup:
     """An engine to simulate."""
 
     name: str
-    windows: tuple[int | None, ...] = (None,)  # of each group, in tokens; None: full attention
+    windows: tuple[int | None, ...] = (None,)  # of each group, in tokens; None: full attention; STATE: recurrent
     layers: int = 2  # of each group
     blocks_per_chunk: int = 1
     gpu_blocks: int = 40
@@ -90,6 +94,11 @@ class Setup:
             "head_size": 16,
             "dtype": torch.bfloat16,
         }
+        if window == STATE:
+            words = self.page_bytes // 4
+            return MambaSpec(
+                block_size=BLOCK_TOKENS, shapes=((words,),), dtypes=(torch.float32,), mamba_cache_mode="align"
+            )
         return FullAttentionSpec(**shape) if window is None else SlidingWindowSpec(**shape, sliding_window=window)
 
 
@@ -100,7 +109,11 @@ def _model_config() -> ModelConfig:
 
 def make_scheduler(setup: Setup, connector: Mapping[str, str], extra: Mapping[str, Any]) -> Scheduler:
     """vLLM's scheduler for this engine, with this connector."""
-    cache_config = CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True)
+    cache_config = CacheConfig(
+        block_size=BLOCK_TOKENS,
+        enable_prefix_caching=True,
+        mamba_cache_mode="align" if STATE in setup.windows else "none",
+    )
     cache_config.num_gpu_blocks = setup.gpu_blocks
     groups = len(setup.windows)
     aligned_chunk_bytes = -(-groups * setup.block_bytes * setup.blocks_per_chunk // 4096) * 4096
@@ -423,15 +436,26 @@ class SimulatedEngine:
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         tables = {n: self.scheduler.kv_cache_manager.get_block_ids(n) for n in output.num_scheduled_tokens}
         # All writes before all reads, as in each layer: a request may read a prefix that another computes beside it.
+        # A state alone is read, changed and written.
+        self._check_all(starts, tables, of_states=True)
         for name, start in starts.items():
             for group, table in enumerate(tables[name]):
                 self._write(name, group, table, start, start + output.num_scheduled_tokens[name])
+        self._check_all(starts, tables, of_states=False)
+
+    def _check_all(self, starts: dict[str, int], tables: dict[str, Any], *, of_states: bool) -> None:
         for name, start in starts.items() if self.checks_memory else ():
             for group, table in enumerate(tables[name]):
                 window = self.setup.windows[group]
-                self._check(name, group, table, 0 if window is None else max(0, start - window + 1), start)
+                # A window ends with the token to compute, a state is that of the token before.
+                read = 1 if window == STATE else start if window is None else window - 1
+                if of_states == (window == STATE):
+                    self._check(name, group, table, max(0, start - read), start)
 
     def _write(self, name: str, group: int, table: list[int], start: int, end: int) -> None:
+        if self.setup.windows[group] == STATE:
+            start = end - 1
+            self.gpu.pop(table[start // BLOCK_TOKENS], None)
         for first, last in _places(start, end):
             block = table[first // BLOCK_TOKENS]
             assert block != 0, f"{name} computes token {first} into no block of group {group}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from histories import Event, delays, do, histories
-from hypothesis import HealthCheck, given, settings
+from histories import TEXTS, Event, delays, do, histories
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from simulated_engine import OURS, THEIRS, Setup, SimulatedEngine, Step
+from simulated_engine import OURS, STATE, THEIRS, Setup, SimulatedEngine, Step
 from tally import COUNTS
 
 SETUPS = [
@@ -20,6 +20,7 @@ SETUPS = [
     Setup("priorities", gpu_blocks=26, by_priority=True),
     Setup("two ranks", ranks=2),
     Setup("a sliding window", windows=(None, 40), gpu_blocks=64),
+    Setup("a recurrent state", windows=(None, STATE), gpu_blocks=300),
     Setup("two sliding windows, async scheduling", windows=(None, 40, 72), gpu_blocks=96, is_async=True),
 ]
 STEPS_EACH = 1_900  # at least this many steps are compared for each setup
@@ -34,7 +35,7 @@ def test_budgeted_decides_as_vllm_does_with_the_same_budget(setup: Setup) -> Non
     """Every answer, every allocation, every job and every state is the same in every step."""
     before = COUNTS["steps"]
 
-    @settings(max_examples=45, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=45, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
     @given(history=histories(), delays=delays, budget_blocks=st.sampled_from([0, 1, 3, 8, 20, 1000]))
     def compare(history: list[Event], delays: tuple[int, ...], budget_blocks: int) -> None:
         # One byte less than a whole number of blocks would be the same as a block less: an edge is what fits exactly.
@@ -55,6 +56,22 @@ def test_budgeted_decides_as_vllm_does_with_the_same_budget(setup: Setup) -> Non
 
     compare()
     assert COUNTS["steps"] - before >= STEPS_EACH
+
+
+def test_secondary_tiers_change_nothing() -> None:
+    """vLLM's `TieringOffloadingSpec` works under the policy as it does without."""
+    setup, steps = Setup("tiers"), []
+    for connector in (OURS, THEIRS):
+        extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [], "sync_load_budget_bytes": 1 << 16}
+        engine = SimulatedEngine(setup, connector, extra)
+        made: list[Step] = []
+        for text in (0, 1, 0, 2, 1, 3, 0):
+            engine.add(TEXTS[text][:300], 4)
+            made += engine.drain()
+        steps.append(made)
+        engine.scheduler.shutdown()
+    assert steps[0] == steps[1]
+    assert sum(len(step.loads) for step in steps[0]) >= 2
 
 
 def _same(setup: Setup, budget_bytes: int, ours: list[Step], theirs: list[Step]) -> None:

@@ -10,7 +10,7 @@ from histories import TEXTS, Event, delays, do, histories
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
-from simulated_engine import OURS, THEIRS, Setup, SimulatedEngine, Step
+from simulated_engine import OURS, STATE, THEIRS, Setup, SimulatedEngine, Step
 
 from kvmove.integrations.vllm import metrics
 from kvmove.records import Demotion, Lane
@@ -22,6 +22,7 @@ SETUPS = [
     Setup("priorities, few chunks", gpu_blocks=26, host_chunks=30, by_priority=True),
     Setup("two sliding windows, async scheduling", windows=(None, 40, 72), gpu_blocks=96, is_async=True),
     Setup("only a sliding window", windows=(40,)),
+    Setup("a recurrent state", windows=(None, STATE), gpu_blocks=96),
     Setup("two sliding windows, chunks of 2", windows=(None, 40, 40), gpu_blocks=96, blocks_per_chunk=2),
 ]
 WILD = [
