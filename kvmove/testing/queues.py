@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from kvmove.errors import InternalError
 from kvmove.move.queues import Mark, Queue, Work
 
 _ENGINE = -1  # the engine's own stream, as one more queue
@@ -49,11 +50,21 @@ class ManualQueues:
             q: deque() for q in (_ENGINE, *Queue)
         }
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued."""
+        return not any(self._queues.values())
+
     def engine(self, work: Callable[[], None]) -> ManualMark:
         return self._append(_ENGINE, [], work)
 
+    @property
+    def is_idle_engine(self) -> bool:
+        """Whether the engine's stream has nothing to run."""
+        return not self._queues[_ENGINE]
+
     def here(self) -> Mark:
-        return self._queues[_ENGINE][-1][2] if self._queues[_ENGINE] else ManualMark(done=True)
+        return ManualMark(done=True) if self.is_idle_engine else self._queues[_ENGINE][-1][2]
 
     def at(self, event: Any) -> Mark:
         assert isinstance(event, ManualMark)
@@ -69,17 +80,23 @@ class ManualQueues:
         return
 
     def _append(self, queue: int, after: Iterable[Mark], work: Callable[[], None]) -> ManualMark:
-        mark = ManualMark()
+        mark = self._new_mark()
         self._queues[queue].append((list(after), work, mark))
         return mark
+
+    def _new_mark(self) -> ManualMark:
+        return ManualMark()
+
+    def _is_reached(self, mark: Mark) -> bool:
+        return mark.done()
 
     def run(self, most: int) -> int:
         """Run up to `most` pieces of work; returns how many ran."""
         for ran in range(most):
-            ready = [q for q in self._queues.values() if q and all(m.done() for m in q[0][0])]
+            ready = [q for q in self._queues.values() if q and all(self._is_reached(m) for m in q[0][0])]
             if not ready:
-                if any(self._queues.values()):
-                    raise AssertionError("deadlock: work is queued and none may run")
+                if not self.is_idle:
+                    raise InternalError("deadlock: work is queued, and none of it may run")
                 return ran
             _, work, mark = self._rng.choice(ready).popleft()
             work()
