@@ -40,8 +40,9 @@ class Ticket:
             MoveFailed: a job of this call could not be launched or, with `strict`, failed.
         """
         for submission in self._waited:
+            self._mover.wait_for(submission)  # for all, also where one has failed: who goes on relies on the others
+        for submission in self._waited:
             self._raise_if_failed(submission)
-            self._mover.wait_for(submission)
         if self._strict:
             self.check()
 
@@ -59,8 +60,9 @@ class Ticket:
             Refused: there is no such layer.
         """
         for submission in self._waited:
-            self._raise_if_failed(submission)
             self._mover.wait_for_layer(submission, layer)
+        for submission in self._waited:
+            self._raise_if_failed(submission)
 
     def check(self) -> None:
         """Say whether every expedited load (or store) of this call arrived. Call it at the step's output sync.

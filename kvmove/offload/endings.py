@@ -149,8 +149,9 @@ class Endings:
         """The parked request may go on: with what was loaded, or without."""
         request = load.request
         request.state = RequestState.ACTIVE
-        tokens = load.first_blocks * self._block_tokens
-        if error is None:
+        # A sync load that failed meanwhile may have rewound blocks that lie before the loaded ones.
+        tokens = min(load.first_blocks, request.base_blocks) * self._block_tokens
+        if error is None and request.base_blocks >= load.first_blocks:
             tokens += load.spec.tokens
         else:
             request.rewind(load.first_blocks, self._k, self._block_tokens)

@@ -197,7 +197,8 @@ class Released:
     Attributes:
         job: the load that ended.
         tokens: leading tokens of the request that are in its slots now. After a failure, those that were there
-            before. For a joined request 0: it has no slots, and asks the GPU cache and `lookup` again.
+            before. Fewer where a sync load failed meanwhile whose slots the request shares: `FailedLoad` has named it.
+            For a joined request 0: it has no slots, and asks the GPU cache and `lookup` again.
         joined: it had joined the load of another request.
         error: why the load failed; None where it did not.
     """

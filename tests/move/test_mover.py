@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from kvmove import (
     load_batch,
     store_batch,
 )
-from kvmove.move.queues import HostMark, HostQueues, Queue, Work
+from kvmove.move.queues import HostMark, HostQueues, Mark, Queue, Work
 from kvmove.records import JobKind
 from kvmove.testing.copies import contents, randomize
 
@@ -216,6 +217,26 @@ def test_a_launch_that_is_refused_fails_its_jobs_and_leaves_the_mover_usable(
         queues.refuses = None
         load_batch(mover, [Load(1, [0], [0], "expedited")]).wait()
         assert [r.error for r in mover.finished()] == [None]
+
+
+def test_a_wait_is_for_every_job_of_a_call_also_where_one_has_failed(layout: CacheLayout, pool: HostPool) -> None:
+    """Who catches the failure and goes on must not run ahead of the other stores."""
+    queues = FailingQueues(refuses=Queue.STORE)
+    waited: list[Mark] = []
+    with Mover(layout, pool, queues=queues) as mover:
+        right = queues.submit
+
+        def submit_the_second(queue: Queue, after: Any, work: Any) -> Mark:
+            queues.refuses = None if next(turns) else Queue.STORE
+            return right(queue, after, work)
+
+        turns = iter([0, 1, 1])  # the first store, what waits for the queue after it, the second store
+        queues.submit = submit_the_second  # type: ignore[method-assign]
+        queues.wait = waited.append  # type: ignore[method-assign]
+        ticket = store_batch(mover, [Store(1, [0], [0]), Store(2, [1], [1])])
+        with pytest.raises(MoveFailed, match="store 1 failed"):
+            ticket.wait()
+        assert len(waited) == 1
 
 
 def test_a_failure_after_submission_is_raised_at_the_output_sync_and_closes_the_mover(

@@ -267,3 +267,21 @@ def test_results_that_are_not_expected_are_refused_as_a_whole() -> None:
     assert driver.scheduler.on_results(good).released[0].request == "r"
     with pytest.raises(Refused, match="not expected"):
         driver.scheduler.on_results(good)
+
+
+def test_a_parked_request_is_released_with_what_still_holds() -> None:
+    """The sync load whose slots it shares failed while its own load was under way: what lies before is gone."""
+    driver = Driver("sync if blocks <= 2\nasync", budget_bytes=1000)
+    driver.store("abcdef", first_slot=40)
+    driver.begin()
+    driver.arrive("r", "ab")
+    assert driver.load("r", [0, 1, 2]) is Action.SYNC
+    driver.arrive("parked", "abcdef")
+    assert driver.load("parked", [0, 1, 20, 21, 22, 23, 24], cached_tokens=8) is Action.ASYNC
+    plan = driver.build()
+    (sync,), (own,) = plan.sync_loads, plan.async_loads
+    (failed,) = driver.report([sync.job], failed=[sync.job]).failed_loads
+    assert failed.requests == ("r", "parked")
+    (released,) = driver.report([own.job]).released
+    assert (released.request, released.tokens, released.error) == ("parked", 0, None)
+    driver.assert_at_rest()
