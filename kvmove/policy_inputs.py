@@ -9,13 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 
 from kvmove import schema
 from kvmove.errors import RecordError
 from kvmove.prefix import BlockSizes
-
-_Limits = tuple[tuple[int, int, bool], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +132,23 @@ def _check_cuts(cuts: tuple[int, ...], blocks: int) -> None:
         last = cut
 
 
-def _limits(variables: tuple[schema.Variable, ...]) -> tuple[Callable[[object], tuple[object, ...]], _Limits]:
-    """What reads all the variables of a record at once, and the range and optionality of each."""
-    return attrgetter(*(v.attribute for v in variables)), tuple((v.low, v.high, v.optional) for v in variables)
+def _test_of(variables: tuple[schema.Variable, ...]) -> Callable[[object], bool]:
+    """A function that says whether all the variables of a record are in range.
+
+    Written out as one expression, because a record is built for every hit: a loop over a dozen variables would take
+    a quarter of the time of a decision.
+    """
+    tests = []
+    for v in variables:
+        value = f"r.{v.attribute}"
+        test = f"type({value}) is int and {v.low} <= {value} <= {v.high}"
+        tests.append(f"({value} is None or {test})" if v.optional else f"({test})")
+    made: Callable[[object], bool] = eval(f"lambda r: {' and '.join(tests)}")  # of names and numbers of our own
+    return made
 
 
 def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: str) -> None:
-    read, limits = _LIMITS[what]
-    for value, (low, high, optional) in zip(read(record), limits, strict=True):
-        if not (type(value) is int and low <= value <= high) and not (value is None and optional):
-            break
-    else:  # a record is built for every hit, so the usual case has a loop that does nothing else
+    if _IN_RANGE[what](record):
         return
     for v in variables:
         value = getattr(record, v.attribute)
@@ -157,7 +160,7 @@ def _check_ranges(record: object, variables: tuple[schema.Variable, ...], what: 
         raise RecordError(f"{what}: {v.attribute} is {value}, outside [{v.low}, {v.high}] ({v.doc})")
 
 
-_LIMITS = {"hit": _limits(schema.HIT), "step": _limits(schema.STEP)}
+_IN_RANGE = {"hit": _test_of(schema.HIT), "step": _test_of(schema.STEP)}
 
 
 def _check_invariants(record: object, invariants: tuple[schema.Invariant, ...], what: str) -> None:

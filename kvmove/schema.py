@@ -8,8 +8,10 @@ so that what the checker accepts cannot go wrong when it runs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import attrgetter, mul
 
 
 class Unit(Enum):
@@ -114,21 +116,24 @@ class Invariant:
     terms: tuple[tuple[int, str], ...]  # how often, and the name of a variable that is never unknown
     equal: bool  # the sum is zero; otherwise it is at most zero
     complaint: str
-    _attributes: tuple[tuple[int, str], ...] = field(init=False)
+    _attributes: tuple[str, ...] = field(init=False)
+    _times: tuple[int, ...] = field(init=False)
+    _read: Callable[[object], tuple[int, ...]] = field(init=False)  # the values of all attributes
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_attributes", tuple((n, BY_NAME[name].attribute) for n, name in self.terms))
+        attributes = tuple(BY_NAME[name].attribute for _, name in self.terms)
+        object.__setattr__(self, "_attributes", attributes)
+        object.__setattr__(self, "_times", tuple(n for n, _ in self.terms))
+        object.__setattr__(self, "_read", attrgetter(*attributes))
 
     def holds(self, record: object) -> bool:
         """Whether the record, whose values are in range, keeps to it."""
-        total = 0
-        for times, attribute in self._attributes:
-            total += times * getattr(record, attribute)
+        total: int = sum(map(mul, self._times, self._read(record)))
         return total == 0 if self.equal else total <= 0
 
     def complaint_about(self, record: object) -> str:
         """What is wrong with the record, with its values."""
-        return self.complaint.format(**{name: getattr(record, name) for _, name in self._attributes})
+        return self.complaint.format(**{name: getattr(record, name) for name in self._attributes})
 
 
 HIT_INVARIANTS: tuple[Invariant, ...] = (

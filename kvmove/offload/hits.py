@@ -47,7 +47,7 @@ class HitFinder:
         """How many leading blocks the request can have, at least those that are cached."""
         end_tokens = request.num_tokens - 1
         most = end_tokens // self._block_tokens if self._has_windows else -(-end_tokens // self._block_tokens)
-        return self._search.longest(request.keys, request.cached_blocks, most)
+        return self._search.longest(request.keys, request.hashes, request.cached_blocks, most)
 
     def found(self, request: Request, end: int) -> Lookup:
         """The hit of the blocks from the cached ones to `end`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 
 from kvmove.offload.records import Group
@@ -26,9 +27,9 @@ class PrefixSearch:
         self._full = [g for g, group in enumerate(groups) if group.needed_blocks is None]
         self._windows = [(g, group.needed_blocks) for g, group in enumerate(groups) if group.needed_blocks is not None]
 
-    def longest(self, keys: Sequence[Sequence[Hashable]], first: int, most: int) -> int:
+    def longest(self, keys: Sequence[Sequence[Hashable]], hashes: Sequence[array[int]], first: int, most: int) -> int:
         """The most leading blocks, counted from the request's start and at most `most`, that can be had when `first`
-        of them are in the GPU cache; `first` where there is nothing beyond them.
+        of them are in the GPU cache; `first` where there is nothing beyond them. `hashes` are the keys', by group.
         """
         k = self._k
         end = min(most, len(keys[0]) * k)
@@ -37,10 +38,10 @@ class PrefixSearch:
             if end <= first:
                 return first
             end_chunk = -(-end // k)
-            wanted = keys[g]
+            wanted, their_hashes = keys[g], hashes[g]
             if first_chunk or end_chunk < len(wanted):
-                wanted = wanted[first_chunk:end_chunk]
-            end = min(end, (first_chunk + self._tier.lookup(wanted)) * k)
+                wanted, their_hashes = wanted[first_chunk:end_chunk], their_hashes[first_chunk:end_chunk]
+            end = min(end, (first_chunk + self._tier.lookup(wanted, their_hashes)) * k)
         before = end if not self._windows else -1
         while end > first and end != before:  # one group's cut can leave another group's window without a block
             before = end

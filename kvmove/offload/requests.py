@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ class Request:
         "decision",
         "deferrals",
         "found",
+        "hashes",
         "is_stale",
         "joined_job",
         "keys",
@@ -67,6 +69,7 @@ class Request:
         self.name = name
         self.state = RequestState.ACTIVE
         self.keys: list[list[Hashable]] = [[] for _ in range(num_groups)]
+        self.hashes: list[array[int]] = [array("q") for _ in range(num_groups)]  # of the keys
         self.num_tokens = 0
         self.arrival_ns = arrival_ns
         self.deferrals = 0
@@ -106,8 +109,9 @@ class Request:
         if len(set(own[0])) < len(keys) or (self.keys[0] and any(key in self.keys[0] for key in own[0])):
             raise Refused(f"{self.name}: a key is given twice; a key stands for all tokens up to its chunk's end")
         self.num_tokens = num_tokens
-        for group_keys, more in zip(self.keys, own, strict=True):
+        for group_keys, hashes, more in zip(self.keys, self.hashes, own, strict=True):
             group_keys.extend(more)
+            hashes.extend(map(hash, more))
 
     def forget_step(self) -> None:
         """Forget what the open step found and decided."""

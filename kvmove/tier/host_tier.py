@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -105,13 +106,19 @@ class HostTier:
         """Keys that a lookup finds."""
         return self._table.num_in_state[READY]
 
-    def lookup(self, keys: Sequence[Hashable]) -> int:
+    def lookup(self, keys: Sequence[Hashable], hashes: array[int] | None = None) -> int:
         """Return how many leading keys are ready to load: the longest prefix that is served. It is not a use: see
         `touch`.
+
+        Args:
+            keys: what is looked for.
+            hashes: `hash` of each key, as an array of type `q`, where the keys are a chain: each stands for all before
+                it. A chain that was stored at once is then found several times as fast.
         """
-        found = 0
-        for _, length in self._table.ready_runs(keys):
-            found += length
+        if hashes is not None and self._table.holds_chain(keys, hashes):
+            found = len(keys)
+        else:
+            found = sum(length for _, length in self._table.ready_runs(keys))
         self._keys_looked_up += len(keys)
         self._keys_found += found
         return found

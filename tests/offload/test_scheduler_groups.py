@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 
 import pytest
@@ -232,7 +233,7 @@ def test_a_prefix_search_finds_what_trying_every_prefix_finds(
         return True
 
     search = PrefixSearch(tier, groups, k)
-    end = search.longest(keys, first, most)
+    end = search.longest(keys, [array("q", map(hash, own)) for own in keys], first, most)
     assert end == max((b for b in range(first, min(most, chunks * k) + 1) if is_there(b)), default=first)
     cuts = search.cuts(keys, first, end)
     expected = tuple(b - first for b in range(first + 1, end) if is_there(b))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -289,3 +290,26 @@ def test_a_full_tier_costs_at_most_two_hundred_bytes_a_block(num_blocks: int, ev
         tracemalloc.stop()
     assert tier.num_ready == num_blocks
     assert held <= 200 * num_blocks
+
+
+def test_a_chain_is_found_by_its_hashes_as_by_its_keys() -> None:
+    """In neighbouring blocks or not, evicted in the middle, stored half, ending elsewhere, or with equal hashes."""
+    chain = [f"{i}".encode() for i in range(8)]
+    hashes = array("q", map(hash, chain))
+    tier = HostTier(16)
+    assert tier.lookup(chain, hashes) == tier.lookup([], array("q")) == 0
+    assert tier.prepare_store(chain[:3]).keys == tuple(chain[:3])
+    assert tier.lookup(chain, hashes) == 0
+    tier.complete_store(chain[:3])
+    assert tier.lookup(chain, hashes) == tier.lookup(chain[:3], hashes[:3]) == 3
+    tier.complete_store(tier.prepare_store([b"between"]).keys)
+    tier.complete_store(tier.prepare_store(chain[3:]).keys)
+    assert tier.lookup(chain, hashes) == 8
+    tier.discard([chain[5]])
+    assert tier.lookup(chain, hashes) == tier.lookup(chain[:6], hashes[:6]) == 5
+    tier.check_integrity()
+    # -1 and -2 have the same hash, and are the ends of different chains.
+    assert hash(-1) == hash(-2)
+    tier.complete_store(tier.prepare_store(["head", -1]).keys)
+    assert tier.lookup(["head", -1], array("q", [hash("head"), hash(-1)])) == 2
+    assert tier.lookup(["head", -2], array("q", [hash("head"), hash(-2)])) == 1
